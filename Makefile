@@ -46,8 +46,8 @@ test: setup  ## Lint, types, layers, and every test that is not marked thorough 
 	wait $$checks; checked=$$?; cat $(VENV)/check.txt; exit $$((tests + checked))
 
 test-fast: setup  ## The inner loop: finds most mistakes in under a minute
-	$(PYTEST) -n $(JOBS) --dist worksteal -m 'not thorough' -q tests/core/rules tests/core/test_capture.py \
-	  tests/core/test_edit.py tests/core/test_record.py tests/core/test_inventory.py tests/core/test_perturbing.py \
+	$(PYTEST) -n $(JOBS) --dist worksteal -m 'not thorough' -q tests/core/rules tests/core/verbs/test_capture.py \
+	  tests/core/verbs/test_edit.py tests/core/records/test_record.py tests/core/verbs/test_sites.py tests/core/verbs/test_perturb.py \
 	  tests/nnx/test_module.py tests/nnx/test_graph.py tests/nnx/transforms/test_lifting.py tests/linen/test_module.py \
 	  tests/ops/test_dense.py tests/test_layers.py tests/test_public_names.py
 

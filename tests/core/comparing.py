@@ -10,7 +10,7 @@ import numpy as np
 
 import sonde
 from sonde import capture, sow
-from sonde.core.context import looking
+from sonde.core.session.state import capture_state
 from sonde.errors import CaptureError
 
 X = jnp.array([0.5, -1.0, 2.0])
@@ -32,12 +32,12 @@ def double(x: Any) -> Any:
 
 def check_nothing_is_left() -> None:
     """No capture runs, plain programs have no sites, and the next capture works."""
-    assert looking() is None
+    assert capture_state() is None
     assert "sonde" not in str(jax.make_jaxpr(double)(X))
     equal(jax.jit(double)(X), X * 2 + 1)
     equal(capture(double)(X)[1]["h"].values, (X * 2,))
     equal(capture(jax.jit(double))(X)[1]["h"].values, (X * 2,))
-    assert looking() is None
+    assert capture_state() is None
 
 
 def seen_or_refused(f: Any, file: str) -> None:

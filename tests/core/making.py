@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from sonde.core.item import Item
-from sonde.core.site import PLAIN, Site, View, take_apart
+from sonde.core.interpret.items import Item
+from sonde.core.marks.site import PLAIN, Site, View, take_apart
 
 
 def site_of(value: Any, path: str = "h", **options: Any) -> Site:

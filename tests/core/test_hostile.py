@@ -14,7 +14,7 @@ from jax import lax
 from tests.core.comparing import check_nothing_is_left, double, equal
 
 from sonde import capture, scope, sow
-from sonde.core.context import looking
+from sonde.core.session.state import capture_state
 
 X = jnp.array([0.5, -1.0, 2.0])
 
@@ -41,7 +41,7 @@ def test_threads_capture_at_once():
                 x = jnp.float32(i)
                 if number == 0:  # one that does not look at all
                     equal(f(x), i * 2 + 1)
-                    assert looking() is None
+                    assert capture_state() is None
                     continue
                 result, records = capture(f)(x)
                 assert list(records) == [f"t{number}/in", f"t{number}/h"]

@@ -10,14 +10,20 @@ import numpy as np
 
 import sonde
 from sonde import _jax
-from sonde.core import run
-from sonde.core.context import RUNNING_CAPTURES, looking
+from sonde.core.session import run
+from sonde.core.session.state import RUNNING_CAPTURES, capture_state
 from sonde.inside import asked, marks, swapping
 
 X = jnp.linspace(0.1, 1.0, 4)
 FILES = tuple(
     os.path.join(os.path.dirname(sonde.__file__), *name.split("/"))
-    for name in ("inside/asked.py", "inside/swapping.py", "inside/marks.py", "core/context.py", "_jax/in_place.py")
+    for name in (
+        "inside/asked.py",
+        "inside/swapping.py",
+        "inside/marks.py",
+        "core/session/state.py",
+        "_jax/in_place.py",
+    )
 )
 
 
@@ -78,7 +84,7 @@ def test_an_interrupt_at_any_point():
         assert [f.__code__ for f in functions] == before, n
         assert all(f.__code__ is code for f, code in zip(functions, before)), n
         assert not swapping._swapped and not asked._sessions.open and not marks._running.open, n
-        assert looking() is None and RUNNING_CAPTURES.mine() == 0 and _jax.current_trace() is _jax.eval_trace, n
+        assert capture_state() is None and RUNNING_CAPTURES.mine() == 0 and _jax.current_trace() is _jax.eval_trace, n
         now = [dict(vars(c.owner)) if not isinstance(c.owner, dict) else dict(c.owner) for c in owners]
         assert now == plain, n
         if trap.left > 0:

@@ -17,7 +17,7 @@ from tests.inside import models
 from tests.inside.models import BY_HAND, KINDS, LIBRARIES, MORE, SITES, VARIABLES, X
 
 import sonde
-from sonde.core.path import glob_matches
+from sonde.core.marks.path import glob_matches
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other libraries
 CASES = [(library, kind) for library in LIBRARIES for kind in KINDS]

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from sonde import linen as nn
-from sonde.core.collect import Collect
-from sonde.core.edit import Edit, Editing, _plan_of, check_pattern
-from sonde.core.modules.trail import ModuleRequest
-from sonde.core.record_making import make_records
-from sonde.core.run import run_with
+from sonde.core.interpret.recording import Recording
+from sonde.core.modules.call_stack import ModuleRequest
+from sonde.core.records.build import make_records
+from sonde.core.session.run import run_with
+from sonde.core.verbs.edit import Edit, Editing, _plan_of, check_pattern
 
 KEY = jax.random.key(0)
 X = jnp.arange(6.0).reshape(2, 3) / 5
@@ -55,7 +55,7 @@ def by_hand(variables, x):
 def ends(f, *args, methods=("__call__",), grads=False):
     request = ModuleRequest(methods=frozenset(methods))
     result, handler = run_with(
-        lambda depth: Collect((), depth=depth, grads=grads), f, args, {}, request=request, grads=grads
+        lambda depth: Recording((), depth=depth, grads=grads), f, args, {}, request=request, grads=grads
     )
     return result, make_records(handler.items, handler.met)
 

@@ -124,7 +124,7 @@ def test_changing_from_another_trace_level():
 
 def test_what_methods_refer_to_can_be_pickled():
     """Classes that cannot be imported are pickled by value, with the globals that their methods refer to."""
-    from sonde.core.context import RUNNING_CAPTURES
+    from sonde.core.session.state import RUNNING_CAPTURES
 
     assert pickle.loads(pickle.dumps(RUNNING_CAPTURES)) is RUNNING_CAPTURES
 

@@ -123,12 +123,12 @@ def test_one_compiled_call():
 
 def flops(f, sites, speed):
     """The cost of a sweep, in runs of the function."""
-    from sonde.core import pure
+    from sonde.core.session import functionalize as pure
     from sonde.tools import patching
 
     # A row of its own for every position: a product that is not batched is then one that is shared.
     x = jnp.ones((4, 64))
-    rest, arrays = pure.rest_and_arrays((f, (x,), (x,), None))
+    rest, arrays = pure.static_and_arrays((f, (x,), (x,), None))
     sweep = patching._sweep(tuple(sites), jnp.sum, (0,), patching._Device(None, speed))
     cost = lambda compiled: compiled.cost_analysis()["flops"]
     return cost(sweep.at(rest).lower(arrays).compile()) / cost(jax.jit(f).lower(x).compile())

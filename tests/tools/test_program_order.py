@@ -9,10 +9,10 @@ from jax import lax
 from tests.core.making import item_of, site_of
 
 from sonde import sow
-from sonde.core.calls import calls_of
-from sonde.core.collect import Collect
-from sonde.core.run import run_with
-from sonde.core.site import Gate, View
+from sonde.core.interpret.recording import Recording
+from sonde.core.marks.site import Gate, View
+from sonde.core.records.gradient_pairing import calls_of
+from sonde.core.session.run import run_with
 from sonde.tools.program_order import Numbered, ProgramOrder, numbered_calls
 
 SITE = site_of(np.ones(2))
@@ -48,7 +48,7 @@ def test_calls_of_a_handler_have_their_gradients():
         return jnp.sum(sow(x * 2, "h") ** 2) + jnp.sum(sow(x, "g"))
 
     x = np.array([1.0, -3.0], np.float32)
-    handler = run_with(lambda depth: Collect((), grads=True, depth=depth), jax.grad(loss), (x,), {}, grads=True)[1]
+    handler = run_with(lambda depth: Recording((), grads=True, depth=depth), jax.grad(loss), (x,), {}, grads=True)[1]
     calls = calls_of(handler)
     assert [call.item.path for call in calls] == ["h", "g"]
     for call, value, gradient in zip(calls, (x * 2, x), (4 * x, np.ones(2))):
@@ -82,7 +82,7 @@ def test_the_order_of_a_program_is_that_of_a_python_loop():
     def by_scan(body, x):
         return lax.scan(lambda c, _: (body(c), None), x, length=2)[0]
 
-    class Told(Collect):
+    class Told(Recording):
         tells_loops_apart = True
 
     handler = run_with(lambda depth: Told((), depth=depth), f, (1.0, by_scan), {})[1]

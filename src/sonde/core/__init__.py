@@ -1,49 +1,226 @@
-"""The engine: sites, and everything that can be done at them.
+"""The engine, and the only way into it: other packages import from `sonde.core`, never from the rooms below.
 
-`sow` and `scope` mark values; `capture`, `edit`, `perturbed` and `sites` run a program with a handler at its sites. The
-layers above use `mark` (a site with something attached), `mark_in_place` (for a `sow` that returns nothing), `run_with`
-(run a function with a handler) and the handlers themselves.
+The rooms, in the order in which to read them:
 
-How it works, in the order in which to read it: `primitive` is the equation that a site is; `trace` is what a captured
-function runs under; `rules` get sites out of loops, branches and jitted calls, with `rewrite` doing the common part;
-`handler` is what happens at a site, with its kinds `collect`, `edit` and `perturbing`; `choices` merges branches that
-all ran; `calls` pairs gradients with values; `record` is the result. `modules` finds the paths of modules.
+    marks       what a mark is: sites, paths, scopes, axes, and the primitive that makes a site an equation
+    interpret   running a program with a handler at its sites: the trace, the rules for loops, branches and calls
+    records     from recorded arrays to `Records`: gradients paired with values, branches merged, displays
+    edits       new values as part of the program, so that JAX differentiates them
+    modules     the paths of modules, of `sonde.nnx`, `sonde.linen` and other libraries
+    session     one run: the state of the thread, what is restored when it ends, the programs that are kept
+    verbs       what users call: sow, capture, edit, perturb, sites
+
+`make check` holds the door: an import of `sonde.core.records.record` from another package is an error.
 """
 
-from sonde.core.axes import Axis
-from sonde.core.capture import capture
-from sonde.core.edit import Edit, edit
-from sonde.core.failing import records_before
-from sonde.core.inventory import SiteInfo, Sites, sites
-from sonde.core.keeping import CacheInfo, KeptPrograms, cache_clear, cache_info, set_cache_bound
-from sonde.core.perturbing import perturbations, perturbed
-from sonde.core.record import Record, Records
-from sonde.core.scopes import scope
-from sonde.core.site import Site
-from sonde.core.sow import mark, mark_in_place, perturb, sow
+from sonde.core.interpret.handler import Handler
+from sonde.core.interpret.items import Extra, Item, expand
+from sonde.core.interpret.recording import Recording, Reduce
+from sonde.core.interpret.trace import SiteTrace
+from sonde.core.marks.arrays import arrays_in, as_now, flattened, shapes_in, split_arrays
+from sonde.core.marks.axes import Axis, extra_has, room_for_axes, spread
+from sonde.core.marks.named_loops import STAR, NamedLoop, Row, row_path, rows_chosen, starred, unstarred
+from sonde.core.marks.operands import operands_of
+from sonde.core.marks.path import Pattern, check_pattern, glob_matches, matches, nearest, no_such_site
+from sonde.core.marks.primitive import marker_p, plain_p, site_p
+from sonde.core.marks.scopes import (
+    LoopName,
+    RowsName,
+    ScopeName,
+    check_scopes,
+    path_under,
+    scope,
+    scope_of_function,
+    without_functions,
+)
+from sonde.core.marks.site import LEAF, Gate, Site, View
+from sonde.core.marks.site_search import sites_inside
+from sonde.core.modules.call_stack import ModuleRequest, Trail, origin_for_copies, thread
+from sonde.core.modules.calls import (
+    NUMBERS,
+    are_ends_wanted,
+    at_module,
+    calling,
+    code_of,
+    is_part_of_caller,
+    mark_arguments,
+    mark_arrays,
+    mark_result,
+    name_of_method,
+    note_result,
+    overrides_running,
+    run_method,
+)
+from sonde.core.modules.index import (
+    ModuleKind,
+    Origin,
+    children_of,
+    module_kind,
+    paths_below,
+    register_modules,
+    register_no_modules,
+)
+from sonde.core.modules.roots import StandIns, stand_ins
+from sonde.core.modules.trace_variants import given, told_apart_by
+from sonde.core.records.branch_merge import merge_choices, tokens_of
+from sonde.core.records.build import make_records, record_of
+from sonde.core.records.collections import ByPath, Rows
+from sonde.core.records.display import in_notebook
+from sonde.core.records.gradient_pairing import Call, calls_of
+from sonde.core.records.layout import ArraysSpec, CallSpec, RecordLayout
+from sonde.core.records.loop_rows import CallRow
+from sonde.core.records.partial_records import attach_records, records_before
+from sonde.core.records.record import Record, Records
+from sonde.core.records.tree_view import WholePaths
+from sonde.core.session.caches import (
+    CacheInfo,
+    KeptPrograms,
+    by_identity,
+    cache_clear,
+    cache_info,
+    kept_with,
+    set_cache_bound,
+)
+from sonde.core.session.functionalize import JitByStaticPart, StaticPart, static_and_arrays
+from sonde.core.session.inside_protocol import InsideRequest, inside_request
+from sonde.core.session.run import run_with
+from sonde.core.session.same_object import is_same, note
+from sonde.core.session.state import RUNNING_CAPTURES, CaptureState, capture_state, sows_are_seen, with_capture_state
+from sonde.core.verbs.capture import capture, capture_only, check_callable, wrapped_like
+from sonde.core.verbs.edit import Edit, InLoops, edit
+from sonde.core.verbs.perturb import Adding, perturbations, perturbed
+from sonde.core.verbs.sites import SiteInfo, Sites, sites
+from sonde.core.verbs.sow import mark, mark_in_place, perturb, sow, through_site
 
 __all__ = [
+    "LEAF",
+    "NUMBERS",
+    "RUNNING_CAPTURES",
+    "STAR",
+    "Adding",
+    "ArraysSpec",
     "Axis",
+    "ByPath",
     "CacheInfo",
+    "Call",
+    "CallRow",
+    "CallSpec",
+    "CaptureState",
     "Edit",
+    "Extra",
+    "Gate",
+    "Handler",
+    "InLoops",
+    "InsideRequest",
+    "Item",
+    "JitByStaticPart",
     "KeptPrograms",
+    "LoopName",
+    "ModuleKind",
+    "ModuleRequest",
+    "NamedLoop",
+    "Origin",
+    "Pattern",
     "Record",
+    "RecordLayout",
+    "Recording",
     "Records",
+    "Reduce",
+    "Row",
+    "Rows",
+    "RowsName",
+    "ScopeName",
     "Site",
     "SiteInfo",
+    "SiteTrace",
     "Sites",
+    "StandIns",
+    "StaticPart",
+    "Trail",
+    "View",
+    "WholePaths",
+    "are_ends_wanted",
+    "arrays_in",
+    "as_now",
+    "at_module",
+    "attach_records",
+    "by_identity",
     "cache_clear",
     "cache_info",
+    "calling",
+    "calls_of",
     "capture",
+    "capture_only",
+    "capture_state",
+    "check_callable",
+    "check_pattern",
+    "check_scopes",
+    "children_of",
+    "code_of",
     "edit",
+    "expand",
+    "extra_has",
+    "flattened",
+    "given",
+    "glob_matches",
+    "in_notebook",
+    "inside_request",
+    "is_part_of_caller",
+    "is_same",
+    "kept_with",
+    "make_records",
     "mark",
+    "mark_arguments",
+    "mark_arrays",
     "mark_in_place",
+    "mark_result",
+    "marker_p",
+    "matches",
+    "merge_choices",
+    "module_kind",
+    "name_of_method",
+    "nearest",
+    "no_such_site",
+    "note",
+    "note_result",
+    "operands_of",
+    "origin_for_copies",
+    "overrides_running",
+    "path_under",
+    "paths_below",
     "perturb",
     "perturbations",
     "perturbed",
+    "plain_p",
+    "record_of",
     "records_before",
+    "register_modules",
+    "register_no_modules",
+    "room_for_axes",
+    "row_path",
+    "rows_chosen",
+    "run_method",
+    "run_with",
     "scope",
+    "scope_of_function",
     "set_cache_bound",
+    "shapes_in",
+    "site_p",
     "sites",
+    "sites_inside",
     "sow",
+    "sows_are_seen",
+    "split_arrays",
+    "spread",
+    "stand_ins",
+    "starred",
+    "static_and_arrays",
+    "thread",
+    "through_site",
+    "tokens_of",
+    "told_apart_by",
+    "unstarred",
+    "with_capture_state",
+    "without_functions",
+    "wrapped_like",
 ]

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde import nnx
-from sonde.core.sow import sow
+from sonde.core import sow
 
 Activation = Literal["relu", "topk", "batchtopk", "jumprelu", "gated"]
 Kind = Literal["autoencoder", "transcoder", "skip_transcoder"]

@@ -9,14 +9,23 @@ import jax
 import jax.numpy as jnp
 
 from sonde import _jax
-from sonde.core.asking import asked_for
-from sonde.core.capture import like
-from sonde.core.context import look, looking
-from sonde.core.edit import edit
-from sonde.core.path import Pattern, check_pattern, matches, no_such_site
-from sonde.core.rows import STAR, Row, rows_chosen
-from sonde.core.scopes import RowsName, scope
-from sonde.core.sow import sow
+from sonde.core import (
+    STAR,
+    Pattern,
+    Row,
+    RowsName,
+    capture_state,
+    check_pattern,
+    edit,
+    inside_request,
+    matches,
+    no_such_site,
+    rows_chosen,
+    scope,
+    sow,
+    with_capture_state,
+    wrapped_like,
+)
 from sonde.dictionaries.dictionary import Dictionary
 from sonde.errors import EditError
 from sonde.tools.placing import Occurrence, placed
@@ -74,8 +83,8 @@ def splice(
             edits[place] = lambda x, dictionary=dictionary: _replaced(dictionary, x, x, keep_error)
     spliced = edit(f, edits, inside=inside) if edits or not transcoders else f
     for transcoder in transcoders:
-        spliced = transcoder.in_place(spliced, asked_for(inside))
-    return like(spliced, f)
+        spliced = transcoder.in_place(spliced, inside_request(inside))
+    return wrapped_like(spliced, f)
 
 
 def _replaced(dictionary: Dictionary, read: Any, old: Any, keep_error: bool) -> Any:
@@ -102,7 +111,7 @@ class _Transcoder(NamedTuple):
         """`f` with what the transcoder predicts in place of the value that it replaces."""
 
         def spliced(*args: Any, **kwargs: Any) -> Any:
-            outside = looking()
+            outside = capture_state()
             met: set[str] = set()
             replaced: list[str] = []
             waiting: list[tuple[Any, list[Row]]] = []  # what was read last
@@ -113,7 +122,7 @@ class _Transcoder(NamedTuple):
                 if rows:
                     if not waiting or waiting[0][1] != rows or _jax.has_ended(waiting[0][0]):
                         raise EditError(self._too_early(place))
-                    with look(outside):  # the features are sites for captures around this one
+                    with with_capture_state(outside):  # the features are sites for captures around this one
                         values = [self._written(waiting.pop()[0], values[0], place, rows), *values[1:]]
                     replaced.append(place.path)
                 rows = _rows(self.reads, place)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
-from sonde.core.modules.index import module_kind
+from sonde.core import module_kind
 from sonde.inside.libraries import comparing_functions
 from sonde.inside.marks import Depths, FunctionMarks, open_functions
 from sonde.inside.swapping import Session, Use, live_functions, marks_of

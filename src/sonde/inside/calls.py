@@ -20,19 +20,20 @@ import jax
 import numpy as np
 
 from sonde import _jax
-from sonde.core.arrays import flattened
-from sonde.core.context import looking
-from sonde.core.modules.calls import (
+from sonde.core import (
     NUMBERS,
     calling,
+    capture_state,
+    children_of,
+    flattened,
     is_part_of_caller,
     mark_arguments,
     mark_result,
+    module_kind,
     name_of_method,
     note_result,
     overrides_running,
 )
-from sonde.core.modules.index import children_of, module_kind
 
 _CALL, _INNER = "\0sonde:through", "\0sonde:inner"
 
@@ -60,7 +61,7 @@ class Through:
 
     def call(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls the function; marks the call if a capture looks at the module."""
-        state = looking()
+        state = capture_state()
         kind = module_kind(args[0]) if args else None
         if state is None or state.inside is None or kind is None:
             return inner(*args, **kwargs)
@@ -128,7 +129,7 @@ def between_sites(
         original: The function, for its line.
         depths: Which of the nested captures see the sites.
     """
-    state: Any = looking()
+    state: Any = capture_state()
     early = _jax.evaluates_early()
     passes = (state.grads or state.edits) and not early
     keep = _is_kept_by_edits if state.edits else is_kept

@@ -9,7 +9,7 @@ from typing import Any
 import equinox as eqx
 import jax
 
-from sonde.core.modules.index import ModuleKind, register_modules
+from sonde.core import ModuleKind, register_modules
 from sonde.inside.calls import register_beside
 from sonde.inside.libraries import Model, with_methods
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import flax.linen as nn
 
-from sonde.core.modules.boundaries import told_apart_by
-from sonde.core.modules.calls import name_of_method
+from sonde.core import name_of_method, told_apart_by
 from sonde.inside.libraries import Model
 from sonde.inside.named_paths import run_named, scope_of
 

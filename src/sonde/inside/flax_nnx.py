@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from sonde.core.modules.index import ModuleKind, module_kind, register_modules, register_no_modules
+from sonde.core import ModuleKind, module_kind, register_modules, register_no_modules
 from sonde.inside.libraries import Model, with_methods
 
 _ITS_OWN = ("_pytree__", "_object__")  # attributes that the library keeps in a module

@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
-from sonde.core.context import looking
-from sonde.core.identity import is_same
-from sonde.core.scopes import scope, scope_of_function
+from sonde.core import capture_state, is_same, scope, scope_of_function
 from sonde.inside.functions import Function
 from sonde.inside.values import NEVER, marked
 
@@ -114,13 +112,13 @@ class FunctionMarks:
 
     def enter(self) -> bool:
         """Whether to run the marked body."""
-        state = looking()
+        state = capture_state()
         return state is not None and state.inside is not None and state.inside.depths_of(self) is not None
 
     def __enter__(self) -> None:
         within = self.parent is not None and any(function is self.parent for function, _ in _running.open)
         name = self._name if within else self._alone
-        state: Any = looking()
+        state: Any = capture_state()
         opened = scope_of_function(name, state.inside.depths_of(self).names)
         opened.__enter__()
         _running.open.append((self, opened))
@@ -133,7 +131,7 @@ class FunctionMarks:
         """A variable."""
         if type(value) in NEVER:
             return value
-        state = looking()
+        state = capture_state()
         if state is None or state.inside is None or (depths := state.inside.depths_of(self)) is None:
             return value
         references = sys.getrefcount(value)
@@ -143,7 +141,7 @@ class FunctionMarks:
         """Marks the value of a call or operator."""
         if type(value) in NEVER:
             return value
-        state = looking()
+        state = capture_state()
         if state is None or state.inside is None or (depths := state.inside.depths_of(self)) is None:
             return value
         if not depths.parts:
@@ -163,7 +161,7 @@ class FunctionMarks:
         return self._run(body, names, args, is_kept=False)
 
     def _run(self, body: Callable[..., Any], names: str, args: tuple[Any, ...], *, is_kept: bool) -> Any:
-        state: Any = looking()
+        state: Any = capture_state()
         depths = state.inside.depths_of(self).names
         frame = sys._getframe(2)
         marks = names.split()
@@ -178,7 +176,7 @@ class FunctionMarks:
 
     def made(self, function: FunctionType) -> FunctionType:
         """Registers a function object that marked code has just made."""
-        state = looking()
+        state = capture_state()
         if state is not None and state.inside is not None:
             state.inside.adopt(self, function)
         elif self.plain is not None:  # a thread that captures nothing has made it

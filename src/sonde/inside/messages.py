@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from sonde.core import path as core_path
+from sonde.core import nearest as nearest_names
 
 _short = reprlib.Repr()
 _short.maxother = _short.maxstring = 60
@@ -53,4 +53,4 @@ def no_module(name: str, asked: str) -> str:
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """The names that may be meant by a name."""
-    return ", ".join(map(repr, core_path.nearest(name, names))) or "nothing"
+    return ", ".join(map(repr, nearest_names(name, names))) or "nothing"

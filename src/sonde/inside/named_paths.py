@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from sonde import _jax
-from sonde.core.context import looking
-from sonde.core.scopes import ScopeName, without_functions
+from sonde.core import ScopeName, capture_state, without_functions
 from sonde.inside.calls import between_sites
 
 Path = tuple[str, ...]
@@ -87,7 +86,7 @@ def run_named(
         original: The function, for its line.
         hook: The hook that observes the call.
     """
-    state = looking()
+    state = capture_state()
     if state is None or state.inside is None or not (depths := state.inside.hook_depths(hook, method)):
         return fn(*args, **kwargs)
     if _running.methods and _running.methods[-1][0] is module and _running.methods[-1][1] == method:  # by `super()`

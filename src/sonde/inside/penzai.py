@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from penzai import pz
 
-from sonde.core.modules.index import ModuleKind, register_modules
+from sonde.core import ModuleKind, register_modules
 from sonde.inside.libraries import Model, with_methods
 from sonde.inside.values import register_arrays
 

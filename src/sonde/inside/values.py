@@ -28,13 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
-from sonde.core.arrays import as_now
-from sonde.core.context import Looking, look
-from sonde.core.identity import note
-from sonde.core.scopes import check_scopes
-from sonde.core.site import LEAF, Site
-from sonde.core.sow import through_site
-from sonde.core.trace import SiteTrace
+from sonde.core import LEAF, CaptureState, Site, SiteTrace, as_now, check_scopes, note, through_site, with_capture_state
 from sonde.errors import CaptureError
 
 # Types of most values that are not arrays, for a quick test.
@@ -69,7 +63,7 @@ _array_types: set[type] = set()
 
 def _unseen() -> contextlib.AbstractContextManager[None]:
     """Around the methods that take a library's arrays apart: the program does not call them here, marked or not."""
-    return look(None) if _array_types else contextlib.nullcontext()
+    return with_capture_state(None) if _array_types else contextlib.nullcontext()
 
 
 def register_arrays(*types: type) -> None:
@@ -92,7 +86,7 @@ def marked(
     value: Any,
     name: str,
     frame: FrameType,
-    state: Looking,
+    state: CaptureState,
     depths: frozenset[int],
     *,
     references: int | None = None,
@@ -180,7 +174,7 @@ def marked(
         return _rebuilt(value, iter([next(remaining) if a else x for x, a in zip(leaves, arrays)]))
 
 
-def _may_be_replaced(value: Any, state: Looking) -> bool:
+def _may_be_replaced(value: Any, state: CaptureState) -> bool:
     if isinstance(value, _jax.Tracer):
         return True
     # The program may write into a NumPy array, which it could not do with a traced one.

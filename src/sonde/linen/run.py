@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from sonde._array_text import describe
 from sonde._flax_flags import flag
 from sonde._flax_release import follows
-from sonde.core.arrays import split_arrays
+from sonde.core import split_arrays
 from sonde.errors import (
     ApplyModuleInvalidMethodError,
     ApplyScopeInvalidVariablesStructureError,

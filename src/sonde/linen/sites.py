@@ -26,15 +26,25 @@ import jax.numpy as jnp
 from jax import lax
 
 from sonde import _jax, core
-from sonde.core import mark_in_place
-from sonde.core.axes import Axis, spread
-from sonde.core.collect import Collect
-from sonde.core.context import Looking, look, looking
-from sonde.core.item import Item, expand
-from sonde.core.modules.calls import are_ends_wanted, mark_arguments, mark_result, name_of_method
-from sonde.core.run import run_with
-from sonde.core.scopes import ScopeName
-from sonde.core.site import Site, View
+from sonde.core import (
+    Axis,
+    CaptureState,
+    Item,
+    Recording,
+    ScopeName,
+    Site,
+    View,
+    are_ends_wanted,
+    capture_state,
+    expand,
+    mark_arguments,
+    mark_in_place,
+    mark_result,
+    name_of_method,
+    run_with,
+    spread,
+    with_capture_state,
+)
 from sonde.errors import JaxTransformError
 from sonde.linen.context import context
 from sonde.linen.filters import may_overlap
@@ -78,7 +88,7 @@ class SownTag:
     init_fn: Callable[[], Any]
 
 
-class Gather(Collect):
+class Gather(Recording):
     """Collects the sown values that belong to one run, and leaves other sites to other handlers.
 
     Args:
@@ -113,7 +123,7 @@ def gathering(run: Run, scopes: Sequence[Scope], fn: Callable[[], T]) -> T:
     if not may_overlap(run.mutable, True):
         run.trace = _jax.current_trace()
         return fn()
-    outer = looking()
+    outer = capture_state()
     run.level = context.level + 1
 
     def make(depth: int) -> Gather:
@@ -121,7 +131,7 @@ def gathering(run: Run, scopes: Sequence[Scope], fn: Callable[[], T]) -> T:
         return run.gather
 
     def body() -> T:
-        with look(outer):
+        with with_capture_state(outer):
             run.trace = _jax.current_trace()
             output = fn()
             flush(run)
@@ -158,7 +168,7 @@ def _slashed(path: Path) -> str:
 def under_path(scope: Scope) -> Iterator[None]:
     """During a capture, puts the sites met in the block under the path of a module."""
     around = context.path if scope.run.root is context.root else ()
-    if looking() is None or scope.path == around:
+    if capture_state() is None or scope.path == around:
         yield
         return
     name = _ModuleName(_slashed(scope.path)[:-1] or "/")
@@ -177,17 +187,20 @@ def silence() -> Iterator[None]:
     """A block that is run only for its variables: values sown in it are dropped."""
     before, context.silent = context.silent, True
     try:
-        with look(None):
+        with with_capture_state(None):
             yield
     finally:
         context.silent = before
 
 
 def _mark(scope: Scope, name: str, value: Any, tag: SownTag | None) -> None:
-    state = looking()
+    state = capture_state()
     if context.silent or (state is None and tag is None):
         return
-    with under_path(scope), contextlib.nullcontext() if state is not None else look(Looking(grads=False)):
+    with (
+        under_path(scope),
+        contextlib.nullcontext() if state is not None else with_capture_state(CaptureState(grads=False)),
+    ):
         mark_in_place(value, name, tag=tag, depth=4)
 
 
@@ -289,7 +302,7 @@ def _home(scope: Scope, collection: str, name: str, *, grows: bool) -> Run | Non
 
 def wanted_ends(module: Module, name: str, fun: Callable[..., Any]) -> str | None:
     """The name of a method whose arguments and results a capture wants; None if none does."""
-    if looking() is None:
+    if capture_state() is None:
         return None
     name = name_of_method(type(module), name, lambda value: getattr(value, "__wrapped_method__", None) is fun)
     return name if are_ends_wanted(name) else None
@@ -345,7 +358,7 @@ def perturb(module: Module, name: str, value: Any, collection: str) -> Any:
 
 def _perturbed(scope: Scope, name: str, value: Any) -> Any:
     """Marks the value as a site, where a capture can record the gradient too."""
-    if context.silent or looking() is None:
+    if context.silent or capture_state() is None:
         return value
     with under_path(scope):
         return core.perturb(value, name)

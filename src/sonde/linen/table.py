@@ -15,7 +15,7 @@ import jax
 
 from sonde._array_text import human_size, indexed, size_and_bytes
 from sonde._model_table import estimated_flops, new_table, printed
-from sonde.core.arrays import shapes_in, split_arrays
+from sonde.core import shapes_in, split_arrays
 from sonde.linen import meta
 from sonde.linen.filters import Filter
 from sonde.linen.frozen_dict import FrozenDict

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde import nnx
-from sonde.core.sow import sow
+from sonde.core import sow
 from sonde.models.config import Config, activation
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde import nnx, ops
-from sonde.core.sow import sow
+from sonde.core import sow
 from sonde.models.stack import KeyValueCache, new_cache, run_blocks
 from sonde.models.tower import Tower
 

@@ -27,8 +27,7 @@ import numpy as np
 from jax import lax
 
 from sonde import nnx
-from sonde.core.context import look, looking
-from sonde.core.edit import Edit
+from sonde.core import Edit, capture_state, with_capture_state
 from sonde.models.decoder import Decoder
 from sonde.models.sampling import Sampling, choose
 from sonde.models.stack import KeyValueCache
@@ -221,7 +220,7 @@ def _outgrows_its_cache(model: Decoder, rows: list[list[int]], new: int) -> bool
     """
     rotaries = [kind.rotary for kind in model.config.kinds if kind.rotary is not None]
     found = any(rotary.changes_between(len(row), len(row) + new - 1) for rotary in rotaries for row in rows)
-    state = looking()
+    state = capture_state()
     if found and state is not None and state.edits:
         raise ValueError(
             f"the rotary frequencies of this model change when a text is longer than {rotaries[0].trained_length} "
@@ -296,7 +295,7 @@ def _read_anew(
 ) -> KeyValueCache:
     """A cache of all tokens so far, for a text that is one token longer."""
     positions = jnp.arange(texts.shape[1], dtype=jnp.int32)[None] - padding[:, None]
-    with look(None):
+    with with_capture_state(None):
         _, cache = model.extend(
             texts,
             model.new_cache(*texts.shape),
@@ -335,7 +334,7 @@ def _whole(
     def go_on(state: _State) -> _State:
         return _step(model, state, padding, sampling, key, ends, fill)
 
-    if looking() is None:
+    if capture_state() is None:
         tokens, lengths = _until_done(go_on, first, steps, fill)
     else:
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from sonde import nnx, ops
-from sonde.core.scopes import scope
+from sonde.core import scope
 from sonde.models.block import Block
 from sonde.models.config import Config, Kind
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde import nnx
-from sonde.core.sow import sow
+from sonde.core import sow
 from sonde.models.config import Config, activation
 from sonde.models.stack import Layers, new_blocks
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from sonde.core.sow import sow
+from sonde.core import sow
 from sonde.errors import LayerInputError
 from sonde.models.stack import run_blocks
 from sonde.models.tower import Tower

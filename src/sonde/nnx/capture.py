@@ -11,16 +11,21 @@ import jax
 import numpy as np
 
 from sonde import _jax
-from sonde.core.calls import Call, calls_of
-from sonde.core.capture import check_callable
-from sonde.core.collect import Collect
-from sonde.core.modules.index import paths_below
-from sonde.core.modules.trail import ModuleRequest, thread
-from sonde.core.perturbing import Adding
-from sonde.core.record_making import record_of
-from sonde.core.rows import unstarred
-from sonde.core.run import run_with
-from sonde.core.site import Site, View
+from sonde.core import (
+    Adding,
+    Call,
+    ModuleRequest,
+    Recording,
+    Site,
+    View,
+    calls_of,
+    check_callable,
+    paths_below,
+    record_of,
+    run_with,
+    thread,
+    unstarred,
+)
 from sonde.nnx.module import Module
 from sonde.nnx.module_sites import Sown, Types, noted
 from sonde.nnx.states import State, from_flat_state, to_flat_state
@@ -180,7 +185,7 @@ def _given_values(init: Mapping[Any, Any] | None) -> Values:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-class _Recording(Collect):
+class _Recording(Recording):
     """Records values that were sown as one of the given types."""
 
     def __init__(self, types: tuple[type, ...], given: Values, *, grads: bool, depth: int) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax
 
-from sonde.core.modules.index import ModuleKind, Origin, register_modules
+from sonde.core import ModuleKind, Origin, register_modules
 from sonde.nnx import traversals
 from sonde.nnx.definitions import count_leaves, has_references
 from sonde.nnx.kinds import CONTAINER, NODE, VARIABLE

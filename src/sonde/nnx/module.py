@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde._flax_flags import flag
-from sonde.core.context import RUNNING_CAPTURES
+from sonde.core import RUNNING_CAPTURES
 from sonde.nnx import iteration, module_sites, variable_names
 from sonde.nnx.filters import Filter, PathParts, to_predicate
 from sonde.nnx.pytree import Pytree, PytreeMeta

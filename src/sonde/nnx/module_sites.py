@@ -1,6 +1,6 @@
 """Where Modules meet captures: `Module.sow`, `Module.perturb` and methods, while a capture runs.
 
-Everything goes to the engine as a site whose tag has the type of Variable and the name; `sonde.core.modules.trail`
+Everything goes to the engine as a site whose tag has the type of Variable and the name; `sonde.core.modules.call_stack`
 finds the path of the Module. When no capture runs, the functions here do nothing.
 """
 
@@ -16,11 +16,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
-from sonde.core.context import RUNNING_CAPTURES, looking
-from sonde.core.modules.calls import at_module, code_of, mark_arrays, run_method
-from sonde.core.modules.index import ModuleKind, Origin, register_modules, register_no_modules
-from sonde.core.modules.trail import Trail, thread
-from sonde.core.sow import mark, mark_in_place
+from sonde.core import (
+    RUNNING_CAPTURES,
+    ModuleKind,
+    Origin,
+    Trail,
+    at_module,
+    capture_state,
+    code_of,
+    mark,
+    mark_arrays,
+    mark_in_place,
+    register_modules,
+    register_no_modules,
+    run_method,
+    thread,
+)
 from sonde.nnx.epoch import EPOCH, EXPOSED
 from sonde.nnx.kinds import ARRAY, KIND, NODE, OTHER, VARIABLE, kind_of
 from sonde.nnx.pytree import Pytree, set_origin
@@ -100,7 +111,7 @@ class Sown:
 
 def _is_wanted(variable_type: type) -> bool:
     """Whether a capture wants values of a type; `sonde.capture` wants all."""
-    state: Any = looking()
+    state: Any = capture_state()
     return any(not isinstance(w.more, Types) or w.more.wants(variable_type) for w in state.modules)
 
 
@@ -113,7 +124,7 @@ def sow(
     init_fn: Callable[[], Any],
 ) -> bool | None:
     """Records a value if a running capture wants it; returns None if no capture runs."""
-    if not RUNNING_CAPTURES.threads or looking() is None:
+    if not RUNNING_CAPTURES.threads or capture_state() is None:
         return None
     if not _is_wanted(variable_type):
         return False
@@ -143,7 +154,7 @@ def noted(trail: Trail, module: Any) -> Iterator[tuple[Sown, Any]]:
 
 def perturb(module: Any, name: str, value: Any, variable_type: type) -> Any | None:
     """The value to continue with; None if no capture runs."""
-    if not RUNNING_CAPTURES.threads or looking() is None:
+    if not RUNNING_CAPTURES.threads or capture_state() is None:
         return None
     if not _is_wanted(variable_type):
         return value
@@ -161,7 +172,7 @@ def observed(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fn)
     def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if not RUNNING_CAPTURES.threads or looking() is None:
+        if not RUNNING_CAPTURES.threads or capture_state() is None:
             return fn(self, *args, **kwargs)
         return run_method(self, name, fn, args, kwargs, keep=_is_object, after=lambda y: _outputs(self, name, fn, y))
 
@@ -170,7 +181,7 @@ def observed(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def _outputs(module: Any, name: str, fn: Callable[..., Any], result: Any) -> Any:
     """Records the output of a method as the types that captures ask for."""
-    state: Any = looking()
+    state: Any = capture_state()
     wanted = [w.more.outputs for w in state.modules if isinstance(w.more, Types) and w.more.outputs is not None]
     for variable_type in dict.fromkeys(wanted) if wanted else ():
         scope, places = at_module(module)

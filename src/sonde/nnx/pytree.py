@@ -27,9 +27,7 @@ import jax
 
 from sonde._flax_flags import flag
 from sonde._jax import trace_level
-from sonde.core.context import RUNNING_CAPTURES
-from sonde.core.modules.index import Origin
-from sonde.core.modules.trail import origin_for_copies
+from sonde.core import RUNNING_CAPTURES, Origin, origin_for_copies
 from sonde.errors import TraceContextError
 from sonde.nnx.attribute_status import data, declared_in, marked_value, static, static_holds_data
 from sonde.nnx.epoch import EPOCH, expose, next_number

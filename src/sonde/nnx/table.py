@@ -18,7 +18,7 @@ import jax
 
 from sonde._array_text import describe, human_size, size_and_bytes
 from sonde._model_table import estimated_flops, new_table, printed
-from sonde.core.arrays import arrays_in, shapes_in, split_arrays
+from sonde.core import arrays_in, shapes_in, split_arrays
 from sonde.nnx import iteration
 from sonde.nnx.building import build
 from sonde.nnx.metadata import HOOKS

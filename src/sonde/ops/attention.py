@@ -25,8 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sonde._array_text import describe
-from sonde.core.context import sows_are_seen
-from sonde.core.sow import sow
+from sonde.core import sow, sows_are_seen
 from sonde.errors import LayerInputError
 from sonde.ops.checks import expect_broadcastable, expect_shape
 from sonde.ops.dense import given

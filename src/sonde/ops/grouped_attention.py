@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde._array_text import describe
-from sonde.core.context import looking, sows_are_seen
-from sonde.core.sow import sow
+from sonde.core import capture_state, sow, sows_are_seen
 from sonde.errors import LayerInputError
 from sonde.ops.soft_cap import soft_cap
 
@@ -62,7 +61,7 @@ def grouped_attention(
     """
     _check(query, key, value)
     scale = float(query.shape[-1] ** -0.5) if scale is None else scale
-    state = looking() if sows_are_seen() else None
+    state = capture_state() if sows_are_seen() else None
     if implementation is None or cap is not None or (state is not None and (state.edits or state.grads)):
         return sow(_heads(_weights(query, key, mask, scale, cap), value), "heads")
     if state is not None:

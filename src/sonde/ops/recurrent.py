@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde._array_text import describe
-from sonde.core.sow import sow
+from sonde.core import sow
 from sonde.errors import LayerInputError
 from sonde.ops.dense import dense
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype

@@ -16,9 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core.capture import capture
-from sonde.core.record import Records
-from sonde.core.sow import sow
+from sonde.core import Records, capture, sow
 from sonde.port.tape import Step, Tape
 
 _SONDE = str(Path(__file__).resolve().parent.parent)

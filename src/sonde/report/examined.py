@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sonde.core.record import Record, Records
+from sonde.core import Record, Records
 from sonde.report.pictures import Picture, decided, pictures_of
 from sonde.report.traits import added_up
 from sonde.tools.reading import Seen, each_seen

@@ -9,9 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core.asking import asked_for
-from sonde.core.capture import check_callable, like
-from sonde.core.path import Pattern, check_pattern
+from sonde.core import Pattern, check_callable, check_pattern, inside_request, wrapped_like
 from sonde.errors import SondeError
 from sonde.report.examined import examined
 from sonde.report.failing import Failure, failure
@@ -71,7 +69,7 @@ def examine(
     """
     check_callable(f, "examine")
     wanted = tuple(check_pattern(pattern, "examine") for pattern in patterns)
-    asked = asked_for(inside)
+    asked = inside_request(inside)
     name = title if title is not None else getattr(f, "__name__", None) or type(f).__name__
     read = () if tokens is None else tuple(words(tokens, names))
     say = progress or (lambda what, done: None)
@@ -93,7 +91,7 @@ def examine(
         say("done", 1.0)
         return Report(name, findings, tuple(sites), Summary(rows), failed, seen.result, tokens=read)
 
-    return like(run, f)
+    return wrapped_like(run, f)
 
 
 def _again(

@@ -139,7 +139,7 @@ class Report:
         return target
 
     def _repr_html_(self) -> str:
-        from sonde.core.display import in_notebook
+        from sonde.core import in_notebook
 
         return in_notebook(self)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sonde._array_text import indexed
-from sonde.core.tree_view import WholePaths
+from sonde.core import WholePaths
 from sonde.report.examined import Examined
 from sonde.report.findings.depth import family, natural
 from sonde.report.plain import counted

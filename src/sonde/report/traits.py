@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core.arrays import arrays_in
+from sonde.core import arrays_in
 from sonde.tools.exponents import Exponents, HostRows
 
 NEARLY_ONE = 0.99

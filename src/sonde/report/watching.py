@@ -22,15 +22,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
-from sonde.core.arrays import arrays_in
-from sonde.core.axes import Axis
-from sonde.core.context import look
-from sonde.core.item import Extra, Item, expand
-from sonde.core.path import Pattern
-from sonde.core.record import Records
-from sonde.core.record_making import make_records
-from sonde.core.run import run_with
-from sonde.core.site import Site, View
+from sonde.core import (
+    Axis,
+    Extra,
+    Item,
+    Pattern,
+    Records,
+    Site,
+    View,
+    arrays_in,
+    expand,
+    make_records,
+    run_with,
+    with_capture_state,
+)
 from sonde.errors import CaptureError, NoSuchSiteError
 from sonde.report.slices import LIMITS, LIMITS_IN_LOOPS, Limits, pictures, pictures_of_rows
 from sonde.report.traits import traits_of_parts, traits_of_rows
@@ -156,7 +161,7 @@ class Watch(KeepingSmall, Watching):
         # axis of examples to select by.
         apart = view.gates or (self.indices and view.axes)
         mapped = [sum(axis.on_leaf(i) for axis in view.axes) for i in range(len(arrays))]
-        with look(None), _own_settings():
+        with with_capture_state(None), _own_settings():
             cut = [{} if apart else pictures(x, n, path, self.limits) for x, n in zip(arrays, mapped)]
         item.leaves, item.tree = jax.tree.flatten((jax.tree.unflatten(item.tree, item.leaves), cut))
 

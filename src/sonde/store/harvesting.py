@@ -13,8 +13,7 @@ import jax.numpy as jnp
 
 from sonde._array_text import indexed
 from sonde._version import __version__
-from sonde.core.capture import check_callable
-from sonde.core.path import Pattern, check_pattern
+from sonde.core import Pattern, check_callable, check_pattern
 from sonde.errors import StoreError
 from sonde.store import checksums, rows, zarr_arrays
 from sonde.store.agreeing import Company, agree, check_alike, on_every_process, together

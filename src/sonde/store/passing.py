@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core.capture import check_callable
-from sonde.core.path import Pattern, check_pattern
+from sonde.core import Pattern, check_callable, check_pattern
 from sonde.errors import StoreError
 from sonde.store.program import BatchOutcome, BatchProgram, ToStore, what_fits
 

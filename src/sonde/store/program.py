@@ -16,11 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde._array_text import describe
-from sonde.core.asking import asked_for
-from sonde.core.capture import capture
-from sonde.core.path import Pattern
-from sonde.core.pure import JitByRest, Rest, rest_and_arrays
-from sonde.core.record import Record, Records
+from sonde.core import JitByStaticPart, Pattern, Record, Records, StaticPart, capture, inside_request, static_and_arrays
 from sonde.errors import StoreError
 from sonde.store import checksums
 
@@ -84,17 +80,17 @@ class BatchProgram:
 
     def __init__(self, wanted: ToStore) -> None:
         self.wanted = wanted
-        self._jitted = JitByRest(self._outcome)
+        self._jitted = JitByStaticPart(self._outcome)
 
     def __call__(self, batch: Any) -> BatchOutcome:
         """What to store of a batch."""
         run = self._jitted if self.wanted.compiled else self._outcome
-        return run(*rest_and_arrays((self.wanted.f, arguments(batch)), asked_for(self.wanted.inside)))
+        return run(*static_and_arrays((self.wanted.f, arguments(batch)), inside_request(self.wanted.inside)))
 
     def describe(self, batch: Any) -> dict[str, str]:
         """Checksums of the program, for such a batch, and of its weights."""
-        n_weights = len(rest_and_arrays(self.wanted.f)[1])
-        rest, arrays = rest_and_arrays((self.wanted.f, arguments(batch)), asked_for(self.wanted.inside))
+        n_weights = len(static_and_arrays(self.wanted.f)[1])
+        rest, arrays = static_and_arrays((self.wanted.f, arguments(batch)), inside_request(self.wanted.inside))
         said = {"weights": checksums.of_arrays(arrays[:n_weights])}
         if self.wanted.compiled:
             jaxpr = self._jitted.at(rest).trace(arrays).jaxpr
@@ -102,7 +98,7 @@ class BatchProgram:
             said["weights"] += checksums.of_arrays(x for x in jaxpr.consts if hasattr(x, "dtype"))
         return said
 
-    def _outcome(self, rest: Rest, arrays: list[Any]) -> BatchOutcome:
+    def _outcome(self, rest: StaticPart, arrays: list[Any]) -> BatchOutcome:
         wanted = self.wanted
         f, args = rest.whole(arrays)
         looked_into = {} if wanted.inside is None else {"inside": wanted.inside}

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from sonde._array_text import describe
-from sonde.core.path import glob_matches, no_such_site
-from sonde.core.read_only import ByPath
+from sonde.core import ByPath, glob_matches, no_such_site
 from sonde.store.folder import Folder, PathLike
 from sonde.store.manifest import ArrayInfo
 from sonde.store.minibatches import Minibatches
@@ -248,7 +247,7 @@ class Store(_Arrays):
         return "\n".join([head, *(f"  {array!r}" for array in self.arrays)])
 
     def _repr_html_(self) -> str:
-        from sonde.core.display import in_notebook
+        from sonde.core import in_notebook
 
         return in_notebook(self)
 

@@ -18,10 +18,7 @@ import numpy as np
 from sonde import _extras, _jax
 from sonde._npz import read_npz
 from sonde._replacing import replaced_file
-from sonde.core.axes import Axis
-from sonde.core.record import Records
-from sonde.core.record_layout import ArraysSpec, CallSpec, RecordLayout
-from sonde.core.site import Gate, Site, View
+from sonde.core import ArraysSpec, Axis, CallSpec, Gate, RecordLayout, Records, Site, View
 from sonde.errors import StoreError
 from sonde.store.folder import PathLike
 

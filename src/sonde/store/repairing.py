@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core.capture import check_callable
-from sonde.core.path import Pattern, check_pattern
+from sonde.core import Pattern, check_callable, check_pattern
 from sonde.errors import StoreError
 from sonde.store import checksums, rows, zarr_arrays
 from sonde.store.checking import Damage, check

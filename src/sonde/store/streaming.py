@@ -18,11 +18,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core.asking import asked_for
-from sonde.core.capture import capture, check_callable
-from sonde.core.path import Pattern, check_pattern
-from sonde.core.pure import JitByRest, Rest, rest_and_arrays
-from sonde.core.read_only import ByPath
+from sonde.core import (
+    ByPath,
+    JitByStaticPart,
+    Pattern,
+    StaticPart,
+    capture,
+    check_callable,
+    check_pattern,
+    inside_request,
+    static_and_arrays,
+)
 from sonde.errors import StoreError
 from sonde.store.program import arguments, parts
 from sonde.tools.fetching import in_turn, to_host
@@ -125,7 +131,7 @@ class DataStatistics(ByPath[UnitStatistics]):
         from rich.table import Table
         from rich.text import Text
 
-        from sonde.core.tree_view import WholePaths
+        from sonde.core import WholePaths
 
         table = Table("site", "units", "samples", "means from", "to", "largest deviation", "from", "to")
         for path, s in self.items():
@@ -136,7 +142,7 @@ class DataStatistics(ByPath[UnitStatistics]):
         return WholePaths(table)
 
     def _repr_html_(self) -> str:
-        from sonde.core.display import in_notebook
+        from sonde.core import in_notebook
 
         return in_notebook(self)
 
@@ -187,13 +193,13 @@ def statistics(
     """
     check_callable(f, "statistics")
     patterns = tuple(map(check_pattern, patterns))
-    asked = asked_for(inside)
+    asked = inside_request(inside)
     options = _Options(patterns, keep, axes, covariance, histogram, samples, seed, reduce, grads, asked)
-    run = JitByRest(options.sums)
+    run = JitByStaticPart(options.sums)
     joined: dict[str, _Sums] = {}
     n = 0
     for batch in batches:
-        sums = to_host(in_turn(run(*rest_and_arrays((f, arguments(batch)), asked), np.uint32(n))))
+        sums = to_host(in_turn(run(*static_and_arrays((f, arguments(batch)), asked), np.uint32(n))))
         for path, new in sums.items():
             joined[path] = _joined(joined[path], new, samples) if path in joined else _double(new)
         n += 1
@@ -218,7 +224,7 @@ class _Options:
     grads: bool
     inside: Any
 
-    def sums(self, rest: Rest, arrays: list[Any], number: Any) -> dict[str, _Sums]:
+    def sums(self, rest: StaticPart, arrays: list[Any], number: Any) -> dict[str, _Sums]:
         f, args = rest.whole(arrays)
         run = capture(f, *self.patterns, grads=self.grads, reduce=self.reduce, inside=self.inside)
         _, records = run(*args)

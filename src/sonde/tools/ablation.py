@@ -10,10 +10,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from sonde.core.capture import check_callable
-from sonde.core.edit import Edit, edit
-from sonde.core.path import Pattern, glob_matches, no_such_site
-from sonde.core.record import Record
+from sonde.core import Edit, Pattern, Record, check_callable, edit, glob_matches, no_such_site
 
 
 def ablate(

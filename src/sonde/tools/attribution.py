@@ -15,12 +15,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core.asking import asked_for
-from sonde.core.capture import capture, check_callable, like
-from sonde.core.path import Pattern
-from sonde.core.pure import JitByRest, Rest, rest_and_arrays
-from sonde.core.read_only import ByPath
-from sonde.core.record import Record
+from sonde.core import (
+    ByPath,
+    JitByStaticPart,
+    Pattern,
+    Record,
+    StaticPart,
+    capture,
+    check_callable,
+    inside_request,
+    static_and_arrays,
+    wrapped_like,
+)
 from sonde.tools.drawn import Drawn, Heat
 from sonde.tools.gradients import number_and_gradients, number_of, touched
 from sonde.tools.integrating import is_inexact, mean_gradients
@@ -54,7 +60,7 @@ class Attribution(ByPath[tuple[Any, ...]], Drawn):
         from rich.table import Table
         from rich.text import Text
 
-        from sonde.core.tree_view import WholePaths
+        from sonde.core import WholePaths
 
         table = Table("site", "total", "most", "least", title=f"contributions to {float(self.output):.6g}")
         for path, total in self.totals.items():
@@ -110,23 +116,23 @@ def attribute(
         raise ValueError(f"attribute: the method is 'gradient' or 'integrated', got {method!r}")
     if steps < 1:
         raise ValueError(f"attribute: steps must be at least 1, got {steps}")
-    asked = asked_for(inside)
+    asked = inside_request(inside)
     capture(f, *patterns, inside=asked)  # for its checks
     by = _by_gradient if method == "gradient" else _integrated
     other = None if isinstance(baseline, (int, float)) else (baseline if isinstance(baseline, tuple) else (baseline,))
     run = functools.partial(by, patterns, metric, baseline if other is None else None, steps, asked)
-    compiled = JitByRest(run)
+    compiled = JitByStaticPart(run)
 
     def attributed(*args: Any, **kwargs: Any) -> Attribution:
         call = f, args, kwargs, None if other is None else (other, kwargs)
-        found, output = compiled(*rest_and_arrays(call, asked))
+        found, output = compiled(*static_and_arrays(call, asked))
         return Attribution({path: record.values for path, record in found.items()}, output)
 
-    return like(attributed, f)
+    return wrapped_like(attributed, f)
 
 
 def _by_gradient(
-    patterns: tuple[Pattern, ...], metric: Any, baseline: Any, steps: int, inside: Any, rest: Rest, arrays: Any
+    patterns: tuple[Pattern, ...], metric: Any, baseline: Any, steps: int, inside: Any, rest: StaticPart, arrays: Any
 ) -> Any:
     del steps
     output, records = number_and_gradients(patterns, metric, inside, lambda x: rest.whole(x)[:3], arrays)
@@ -140,7 +146,7 @@ def _by_gradient(
 
 
 def _base_values(
-    patterns: tuple[Pattern, ...], baseline: Any, inside: Any, rest: Rest, arrays: Any
+    patterns: tuple[Pattern, ...], baseline: Any, inside: Any, rest: StaticPart, arrays: Any
 ) -> Callable[[Record], tuple[Any, ...]]:
     """What the values of a record are compared with: a number, or the values of another run."""
     f, _, _, other = rest.whole(arrays)
@@ -177,7 +183,7 @@ def _times(value: Any, gradient: Any, base: Any) -> Any:
 
 
 def _integrated(
-    patterns: tuple[Pattern, ...], metric: Any, baseline: Any, steps: int, inside: Any, rest: Rest, arrays: Any
+    patterns: tuple[Pattern, ...], metric: Any, baseline: Any, steps: int, inside: Any, rest: StaticPart, arrays: Any
 ) -> Any:
     f, args, kwargs, _ = rest.whole(arrays)
     result, records = values_to_place(f, *patterns, inside=inside)(*args, **kwargs)

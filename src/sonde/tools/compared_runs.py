@@ -9,14 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sonde.core.arrays import arrays_in
-from sonde.core.asking import InsideRequest
-from sonde.core.collect import Collect
-from sonde.core.item import expand
-from sonde.core.path import Pattern
-from sonde.core.record import Records
-from sonde.core.record_making import make_records
-from sonde.core.run import run_with
+from sonde.core import InsideRequest, Pattern, Recording, Records, arrays_in, expand, make_records, run_with
 from sonde.port.program import Program, is_number, trace
 from sonde.port.rounding import rounded_otherwise
 from sonde.tools.program_order import ProgramOrder, numbered_calls
@@ -85,8 +78,8 @@ def run_side(
 ) -> Run:
     """Runs a program with a capture around it."""
 
-    def make(depth: int) -> Collect:
-        handler = Collect(tuple(patterns), grads=grads, donates=False, depth=depth)
+    def make(depth: int) -> Recording:
+        handler = Recording(tuple(patterns), grads=grads, donates=False, depth=depth)
         handler.tells_loops_apart = True
         return handler
 

@@ -15,9 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sonde.core.asking import asked_for
-from sonde.core.capture import like
-from sonde.core.path import Pattern
+from sonde.core import Pattern, inside_request, wrapped_like
 from sonde.port.difference import Distance, distance, epsilon
 from sonde.port.gradients import with_gradient
 from sonde.port.parting import Parting, find_parting
@@ -121,7 +119,7 @@ class Comparison(Drawn):
         from rich.table import Table
         from rich.text import Text
 
-        from sonde.core.tree_view import WholePaths
+        from sonde.core import WholePaths
 
         jumps = {id(drift): times for drift, times in self.jumps()}
         columns = ("site", "iteration", "kind", "beyond", "of", "max abs", "max rel", "rel norm", "allowed", "jump", "")
@@ -194,14 +192,14 @@ def compare(
         >>> print(compare(lambda x: model(x, jnp.bfloat16), model)(jnp.ones(4)).first)
         None
     """
-    first, second = (side_of(x, patterns, bool(grads), asked_for(inside)) for x in (f, g))
+    first, second = (side_of(x, patterns, bool(grads), inside_request(inside)) for x in (f, g))
     given = _given_paths(match_paths, names)
 
     def compared(*args: Any, **kwargs: Any) -> Comparison:
         sides = first.called(args, kwargs), second.called(args, kwargs)
         return _Comparing(sides, given, Tolerance(rtol, atol, norm), grads).comparison()
 
-    return like(compared, f) if callable(f) else compared
+    return wrapped_like(compared, f) if callable(f) else compared
 
 
 def assert_same_program(

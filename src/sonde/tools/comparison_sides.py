@@ -9,10 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sonde.core.asking import InsideRequest
-from sonde.core.capture import check_callable
-from sonde.core.path import Pattern, glob_matches
-from sonde.core.record import Records
+from sonde.core import InsideRequest, Pattern, Records, check_callable, glob_matches
 from sonde.port.files import read_named_arrays
 from sonde.port.gradients import differentiable, with_gradient
 from sonde.port.parameters import match_parameters

@@ -16,10 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core.asking import asked_for
-from sonde.core.capture import check_callable, like
-from sonde.core.path import Pattern, check_pattern, glob_matches
-from sonde.core.read_only import ByPath
+from sonde.core import ByPath, Pattern, check_callable, check_pattern, glob_matches, inside_request, wrapped_like
 from sonde.tools.drawn import Drawn, Heat, by_last_axis
 from sonde.tools.reading import Seen
 from sonde.tools.whole_batches import seen_whole
@@ -61,7 +58,7 @@ class LogitAttribution(ByPath[jax.Array], Drawn):
         from rich.table import Table
         from rich.text import Text
 
-        from sonde.core.tree_view import WholePaths
+        from sonde.core import WholePaths
 
         table = Table("component", "total", "most", "at", title=f"contributions to {float(self.output):.6g}")
         for path, total in self.totals.items():
@@ -122,7 +119,7 @@ def logit_attribution(
     check_callable(f, "logit_attribution")
     check_callable(readout, "logit_attribution")
     chosen = tuple(map(check_pattern, components))
-    asked = asked_for(inside)
+    asked = inside_request(inside)
     matrices = dict(writes or {})
 
     def attributed(*args: Any, **kwargs: Any) -> LogitAttribution:
@@ -154,7 +151,7 @@ def logit_attribution(
             found[path] = share(written)
         return LogitAttribution(found, metric(readout(end[:, None])[:, 0]))
 
-    return like(attributed, f)
+    return wrapped_like(attributed, f)
 
 
 def _at_position(seen: Seen, position: int, length: int) -> Any:

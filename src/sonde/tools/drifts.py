@@ -85,7 +85,7 @@ class Drift:
         return Text(f"{self} ({self.source})" if self.source else str(self), style="red" if self.differs else "")
 
     def _repr_html_(self) -> str:
-        from sonde.core.display import in_notebook
+        from sonde.core import in_notebook
 
         return in_notebook(self)
 

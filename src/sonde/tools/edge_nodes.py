@@ -13,9 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core.arrays import arrays_in
-from sonde.core.path import Pattern
-from sonde.core.record import Records
+from sonde.core import Pattern, Records, arrays_in
 from sonde.errors import CaptureError
 from sonde.tools.placing import Occurrence, placed, values_to_place
 from sonde.tools.reading import Seen, chooses, each_seen

@@ -20,11 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core.arrays import arrays_in
-from sonde.core.capture import capture
-from sonde.core.path import Pattern
-from sonde.core.pure import Rest
-from sonde.core.record import Records
+from sonde.core import Pattern, Records, StaticPart, arrays_in, capture
 from sonde.tools.edge_nodes import Graph, Key, Node, aligned, graph_of
 from sonde.tools.gradients import number_and_gradients, number_of
 from sonde.tools.placing import Occurrence, Rule, placed, values_to_place
@@ -60,7 +56,7 @@ class Program:
         arrays: The arrays.
     """
 
-    def __init__(self, asked: Asked, rest: Rest, arrays: Sequence[Any]) -> None:
+    def __init__(self, asked: Asked, rest: StaticPart, arrays: Sequence[Any]) -> None:
         self._asked, self._rest, self._arrays = asked, rest, arrays
         f, args, kwargs, _ = rest.whole(arrays)
         self.graph: Graph = graph_of(f, (args, kwargs), asked.sending, asked.receiving, asked.split, asked.inside)

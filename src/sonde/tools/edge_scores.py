@@ -11,10 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core.arrays import arrays_in
-from sonde.core.path import Pattern
-from sonde.core.pure import Rest
-from sonde.core.record import Records
+from sonde.core import Pattern, Records, StaticPart, arrays_in
 from sonde.tools.edge_nodes import Node
 from sonde.tools.edge_runs import Asked, Program
 
@@ -49,7 +46,9 @@ class Scores:
     exists: tuple[tuple[bool, ...], ...]
 
 
-def scores(asked: Asked, method: Method, steps: int, inputs: Sequence[Pattern], rest: Rest, arrays: Any) -> Scores:
+def scores(
+    asked: Asked, method: Method, steps: int, inputs: Sequence[Pattern], rest: StaticPart, arrays: Any
+) -> Scores:
     """The scores of a traced call: a program, its arguments and keyword arguments, the arguments of the other run."""
     program = Program(asked, rest, arrays)
     graph = program.graph

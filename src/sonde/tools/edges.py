@@ -15,10 +15,7 @@ from typing import Any, NamedTuple, Protocol, overload, runtime_checkable
 import jax
 import numpy as np
 
-from sonde.core.asking import asked_for
-from sonde.core.capture import check_callable
-from sonde.core.path import Pattern, check_pattern
-from sonde.core.pure import JitByRest, rest_and_arrays
+from sonde.core import JitByStaticPart, Pattern, check_callable, check_pattern, inside_request, static_and_arrays
 from sonde.tools.drawn import Drawn, Heat
 from sonde.tools.edge_runs import Asked
 from sonde.tools.edge_scores import METHODS, Method, Scores, scores
@@ -44,7 +41,7 @@ class Edge(NamedTuple):
         return Text(f"{self.sender} -> {self.receiver}: {self.score:.4g}")
 
     def _repr_html_(self) -> str:
-        from sonde.core.display import in_notebook
+        from sonde.core import in_notebook
 
         return in_notebook(self)
 
@@ -191,7 +188,7 @@ class Edges(Sequence[Edge], Drawn):
         from rich.table import Table
         from rich.text import Text
 
-        from sonde.core.tree_view import WholePaths
+        from sonde.core import WholePaths
 
         table = Table("from", "to", "score", title=f"{len(self)} edges, {self.baseline:.4g} to {self.output:.4g}")
         for e in self.edges[:40]:
@@ -219,7 +216,7 @@ class EdgeAttribution:
 
     def __init__(self, f: Callable, asked: Asked, baseline: Any, method: Method, steps: int, inputs: Any) -> None:
         self._f, self._asked, self._baseline = f, asked, baseline
-        self._compiled = JitByRest(functools.partial(scores, asked, method, steps, inputs))
+        self._compiled = JitByStaticPart(functools.partial(scores, asked, method, steps, inputs))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Edges:
         """The edges for these arguments."""
@@ -237,7 +234,7 @@ class EdgeAttribution:
     def _edges(self, calls: Sequence[tuple[Any, ...]]) -> Edges:
         if not calls:
             raise ValueError("attribute_edges: there are no batches")
-        split = [rest_and_arrays(call, self._asked.inside) for call in calls]
+        split = [static_and_arrays(call, self._asked.inside) for call in calls]
         tables: list[Scores] = [jax.device_get(self._compiled(*parts)) for parts in split]
         first = tables[0]
         if any((t.senders, t.receivers) != (first.senders, first.receivers) for t in tables):
@@ -326,7 +323,7 @@ def attribute_edges(
             "of sonde.models do; name senders and receivers"
         )
     sending, receiving = _several(senders), _several(receivers)
-    asked = Asked(sending, receiving, dict(split or {}), metric, asked_for(inside))
+    asked = Asked(sending, receiving, dict(split or {}), metric, inside_request(inside))
     first = sending[:1] if inputs is None else _several(inputs)
     return EdgeAttribution(f, asked, baseline, method, steps, first)
 

@@ -17,13 +17,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core.axes import extra_has, room_for_axes
-from sonde.core.collect import Collect, Reduce
-from sonde.core.context import look
-from sonde.core.item import Extra, Item
-from sonde.core.path import Pattern
-from sonde.core.rows import row_path
-from sonde.core.site import Site, View
+from sonde.core import (
+    Extra,
+    Item,
+    Pattern,
+    Recording,
+    Reduce,
+    Site,
+    View,
+    extra_has,
+    room_for_axes,
+    row_path,
+    with_capture_state,
+)
 from sonde.tools.fetching import to_host
 from sonde.tools.program_order import ProgramOrder, numbered_calls
 
@@ -56,7 +62,7 @@ def first_bad(old: Sequence[Any], new: Sequence[Any], index: Any) -> list[Any]:
     return [jnp.where(keep[..., None] if i == WHEN else keep, a, b) for i, (a, b) in enumerate(zip(old, new))]
 
 
-class Watching(Collect):
+class Watching(Recording):
     """Records the results of a `reduce` function for values and gradients, and when. No buffer is donated.
 
     Attributes:
@@ -114,7 +120,7 @@ class Watching(Collect):
 
     def _when(self, like: Any, site: Site, view: View, extras: dict[Extra, Any]) -> Any:
         """When the site ran, with the axes over examples and over a mesh that the item's numbers have."""
-        with look(None):
+        with with_capture_state(None):
             ran, token = (
                 room_for_axes(jnp.asarray(extras[name]), extra_has(view.axes, name)) if name in extras else default
                 for name, default in (("taken", 1), ("token", 0))

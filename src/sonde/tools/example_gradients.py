@@ -13,8 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sonde.core.capture import check_callable
-from sonde.core.pure import JitByRest, Rest, rest_and_arrays
+from sonde.core import JitByStaticPart, StaticPart, check_callable, static_and_arrays
 
 
 def example_grad_norms(loss: Callable[[Any, Any], Any], *, chunk: int = 1) -> Callable[[Any, Any], jax.Array]:
@@ -44,7 +43,9 @@ def example_grad_norms(loss: Callable[[Any, Any], Any], *, chunk: int = 1) -> Ca
     if chunk < 1:
         raise ValueError(f"example_grad_norms: chunk must be at least 1, got {chunk}")
 
-    def norms(parts: tuple[tuple[bool, ...], Rest], floats: list[Any], others: list[Any], batch: Any) -> jax.Array:
+    def norms(
+        parts: tuple[tuple[bool, ...], StaticPart], floats: list[Any], others: list[Any], batch: Any
+    ) -> jax.Array:
         which, rest = parts
 
         def number(floats: list[Any], example: Any) -> Any:
@@ -63,7 +64,7 @@ def example_grad_norms(loss: Callable[[Any, Any], Any], *, chunk: int = 1) -> Ca
 
         return jax.lax.map(norm, batch, batch_size=chunk if chunk > 1 else None)
 
-    compiled = JitByRest(norms)
+    compiled = JitByStaticPart(norms)
 
     def of_batch(params: Any, batch: Any) -> jax.Array:
         lengths = {jnp.shape(x)[:1] for x in jax.tree.leaves(batch)}
@@ -72,7 +73,7 @@ def example_grad_norms(loss: Callable[[Any, Any], Any], *, chunk: int = 1) -> Ca
                 "example_grad_norms: the arrays of the batch must have examples along the first axis, got first "
                 f"axes of {[n[0] if n else None for n in sorted(lengths)]}"
             )
-        rest, arrays = rest_and_arrays(params)
+        rest, arrays = static_and_arrays(params)
         which = tuple(jnp.issubdtype(x.dtype, jnp.inexact) for x in arrays)
         floats = [x for x, w in zip(arrays, which) if w]
         return compiled((which, rest), floats, [x for x, w in zip(arrays, which) if not w], batch)

@@ -8,11 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sonde.core.asking import asked_for
-from sonde.core.capture import capture, check_callable, like
-from sonde.core.path import Pattern
-from sonde.core.pure import JitByRest, Rest, rest_and_arrays
-from sonde.core.record import Record, Records
+from sonde.core import (
+    JitByStaticPart,
+    Pattern,
+    Record,
+    Records,
+    StaticPart,
+    capture,
+    check_callable,
+    inside_request,
+    static_and_arrays,
+    wrapped_like,
+)
 from sonde.tools.reading import chooses
 
 
@@ -50,20 +57,20 @@ def extract(
     if len(set(features.values())) != len(features):
         raise ValueError(f"extract: every feature needs a different name, got {list(features.values())}")
     patterns = tuple(features)
-    asked = asked_for(inside)
+    asked = inside_request(inside)
     capture(f, *patterns, inside=asked)  # for its checks
 
-    def run(rest: Rest, arrays: list[Any]) -> dict[str, Any]:
+    def run(rest: StaticPart, arrays: list[Any]) -> dict[str, Any]:
         fn, args, kwargs = rest.whole(arrays)
         _, records = capture(fn, *patterns, inside=asked)(*args, **kwargs)
         return {name: _value(_only(records, pattern)) for pattern, name in features.items()}
 
-    compiled = JitByRest(run)
+    compiled = JitByStaticPart(run)
 
     def extracted(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        return compiled(*rest_and_arrays((f, args, kwargs), asked))
+        return compiled(*static_and_arrays((f, args, kwargs), asked))
 
-    return like(extracted, f)
+    return wrapped_like(extracted, f)
 
 
 def _only(records: Records, pattern: Pattern) -> Record:

@@ -10,11 +10,17 @@ import jax
 import jax.numpy as jnp
 
 from sonde._array_text import describe
-from sonde.core.asking import asked_for
-from sonde.core.capture import capture, check_callable, like
-from sonde.core.path import Pattern
-from sonde.core.pure import JitByRest, Rest, rest_and_arrays
-from sonde.core.record import Records
+from sonde.core import (
+    JitByStaticPart,
+    Pattern,
+    Records,
+    StaticPart,
+    capture,
+    check_callable,
+    inside_request,
+    static_and_arrays,
+    wrapped_like,
+)
 from sonde.tools.integrating import is_inexact
 from sonde.tools.placing import Occurrence, Rule, placed
 
@@ -51,17 +57,17 @@ def site_gradients(
         25.0 [[6. 8.]]
     """
     check_callable(f, "site_gradients")
-    asked = asked_for(inside)
+    asked = inside_request(inside)
     capture(f, *patterns, inside=asked)  # for its checks
-    compiled = JitByRest(functools.partial(_run, patterns, metric, asked))
+    compiled = JitByStaticPart(functools.partial(_run, patterns, metric, asked))
 
     def with_gradients(*args: Any, **kwargs: Any) -> tuple[Any, Records]:
-        return compiled(*rest_and_arrays((f, args, kwargs), asked))
+        return compiled(*static_and_arrays((f, args, kwargs), asked))
 
-    return like(with_gradients, f)
+    return wrapped_like(with_gradients, f)
 
 
-def _run(patterns: tuple[Pattern, ...], metric: Any, inside: Any, rest: Rest, arrays: Sequence[Any]) -> Any:
+def _run(patterns: tuple[Pattern, ...], metric: Any, inside: Any, rest: StaticPart, arrays: Sequence[Any]) -> Any:
     return number_and_gradients(patterns, metric, inside, rest.whole, arrays)
 
 

@@ -14,9 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde._array_text import indexed
-from sonde.core.asking import asked_for
-from sonde.core.capture import check_callable, like
-from sonde.core.path import Pattern, check_pattern
+from sonde.core import Pattern, check_callable, check_pattern, inside_request, wrapped_like
 from sonde.tools.drawn import Drawn, Heat
 from sonde.tools.whole_batches import seen_whole
 
@@ -65,7 +63,7 @@ class HeadScores(Drawn):
         from rich.table import Table
         from rich.text import Text
 
-        from sonde.core.tree_view import WholePaths
+        from sonde.core import WholePaths
 
         table = Table("site", *[f"{kind} (head)" for kind in KINDS], title="share of attention, the best head of each")
         for i, name in enumerate(self.names):
@@ -108,7 +106,7 @@ def attention_heads(
     chosen = tuple(map(check_pattern, patterns))
     if not chosen:
         raise ValueError("attention_heads needs the sites of attention weights, such as 'blocks/*/attn/weights'")
-    asked = asked_for(inside)
+    asked = inside_request(inside)
 
     def scored(*args: Any, **kwargs: Any) -> HeadScores:
         text = jnp.asarray(args[0] if tokens is None else tokens(*args, **kwargs))
@@ -132,7 +130,7 @@ def attention_heads(
                 rows.append(np.asarray(seen.value[index] if is_reduced else shares(seen.value[index])))
         return HeadScores(tuple(names), *np.stack(rows, 1))
 
-    return like(scored, f)
+    return wrapped_like(scored, f)
 
 
 def _where(tokens: Any) -> list[Any]:

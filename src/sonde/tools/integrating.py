@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core.rows import Row
+from sonde.core import Row
 from sonde.errors import CaptureError
 from sonde.tools.placing import Occurrence, Rule
 from sonde.tools.reading import Seen

@@ -10,10 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
-from sonde.core.collect import Collect, Reduce
-from sonde.core.item import Extra
-from sonde.core.path import Pattern
-from sonde.core.site import Site, View
+from sonde.core import Extra, Pattern, Recording, Reduce, Site, View
 
 SMALL = 2**21
 """Up to how many bytes the arrays of a site are kept whole."""
@@ -23,7 +20,7 @@ ROOM = 2**28
 """How many bytes of larger arrays, up to `SMALL_IN_LOOPS` each, are kept whole in all."""
 
 
-class KeepingSmall(Collect):
+class KeepingSmall(Recording):
     """Records the arrays of a site whole if they are small, and otherwise what a `reduce` function makes of them.
 
     Attributes:

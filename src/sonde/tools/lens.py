@@ -14,10 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde._array_text import indexed
-from sonde.core.asking import asked_for
-from sonde.core.capture import capture_only, check_callable, like
-from sonde.core.path import Pattern, check_pattern
-from sonde.core.read_only import ByPath
+from sonde.core import ByPath, Pattern, capture_only, check_callable, check_pattern, inside_request, wrapped_like
 from sonde.tools.drawn import POSITION, Drawn, Heat
 from sonde.tools.reading import each_seen
 from sonde.tools.words import shown_by, words
@@ -124,7 +121,7 @@ class Lens(ByPath[Reading], Drawn):
         return f"Lens({list(self)})"
 
     def __rich__(self) -> Any:
-        from sonde.core.tree_view import WholePaths
+        from sonde.core import WholePaths
 
         return WholePaths(self.table())
 
@@ -179,7 +176,7 @@ def logit_lens(
         return [tokens, jnp.exp(best), entropy]
 
     chosen = tuple(map(check_pattern, patterns))
-    asked = asked_for(inside)
+    asked = inside_request(inside)
 
     def lens(*args: Any, **kwargs: Any) -> Lens:
         found = {}
@@ -187,4 +184,4 @@ def logit_lens(
             found[f"{seen.path}[{seen.call}]" if seen.call else seen.path] = Reading(*seen.value, loops=seen.loops)
         return Lens(found)
 
-    return like(lens, f)
+    return wrapped_like(lens, f)

@@ -15,10 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sonde.core.asking import asked_for
-from sonde.core.capture import capture, check_callable
-from sonde.core.path import Pattern, check_pattern
-from sonde.core.record import Records
+from sonde.core import Pattern, Records, capture, check_callable, check_pattern, inside_request
 from sonde.errors import CaptureError
 from sonde.tools.fetching import Fetching
 from sonde.tools.reading import check_numbers, chooses, each_seen
@@ -61,7 +58,7 @@ class Monitored:
         self._stacked = None
         if worth_stacking() and all(isinstance(pattern, str) for pattern in wanted):
             self._stacked = stacked_capture(
-                train_step, tuple(wanted), self._names, grads=grads, inside=asked_for(inside)
+                train_step, tuple(wanted), self._names, grads=grads, inside=inside_request(inside)
             )
         self._captured = capture(
             train_step,
@@ -152,7 +149,7 @@ class Monitored:
         return f"Monitored({name}, every={self._every}, step={self.step})"
 
     def _repr_html_(self) -> str:
-        from sonde.core.display import in_notebook
+        from sonde.core import in_notebook
 
         return in_notebook(self)
 
@@ -160,7 +157,7 @@ class Monitored:
         from rich.table import Table
         from rich.text import Text
 
-        from sonde.core.tree_view import WholePaths
+        from sonde.core import WholePaths
 
         sites: dict[str, dict[str, float]] = {}
         for name, number in self.latest.items():

@@ -12,8 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sonde.core.asking import asked_for
-from sonde.core.capture import check_callable, like
+from sonde.core import check_callable, inside_request, wrapped_like
 from sonde.tools.events import Event, Range
 from sonde.why import explain
 from sonde.why.naming import iteration_of, site_of
@@ -125,7 +124,7 @@ class NonFinite:
     def _repr_html_(self) -> str:
         from rich.text import Text
 
-        from sonde.core.display import in_notebook
+        from sonde.core import in_notebook
 
         return in_notebook(Text(str(self)))
 
@@ -177,13 +176,13 @@ def first_nonfinite(
     check_callable(f, "first_nonfinite")
     if context < 0:
         raise ValueError(f"first_nonfinite: context must not be negative, got {context}")
-    asked = asked_for(inside)
+    asked = inside_request(inside)
 
     def look_for(*args: Any, **kwargs: Any) -> NonFinite | None:
         answer = search(f, args, kwargs, inside=asked, discarded=discarded)
         return None if answer is None else in_words(answer, context)
 
-    return like(look_for, f)
+    return wrapped_like(look_for, f)
 
 
 def in_words(answer: Answer, context: int) -> NonFinite:

@@ -23,12 +23,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde._array_text import describe
-from sonde.core.arrays import arrays_in
-from sonde.core.asking import asked_for
-from sonde.core.capture import check_callable
-from sonde.core.keeping import by_identity, kept_with
-from sonde.core.path import Pattern, check_pattern
-from sonde.core.pure import JitByRest, Rest, rest_and_arrays
+from sonde.core import (
+    JitByStaticPart,
+    Pattern,
+    StaticPart,
+    arrays_in,
+    by_identity,
+    check_callable,
+    check_pattern,
+    inside_request,
+    kept_with,
+    static_and_arrays,
+)
 from sonde.tools.drawn import POSITION
 from sonde.tools.effort import effort
 from sonde.tools.placing import Occurrence, placed, values_to_place
@@ -115,8 +121,8 @@ def patch_sweep(
             "patch_sweep puts values of the clean run into the corrupt one, so both inputs must have the same arrays; "
             f"the clean one has {', '.join(shapes[0])}, the corrupt one {', '.join(shapes[1])}"
         )
-    asked = asked_for(inside)
-    rest, arrays = rest_and_arrays((f, *inputs, along), asked)
+    asked = inside_request(inside)
+    rest, arrays = static_and_arrays((f, *inputs, along), asked)
     at_a_time = _CPU if jax.default_backend() == "cpu" else _ACCELERATOR
     if chunk is not None:
         at_a_time = at_a_time._replace(most=chunk)
@@ -141,7 +147,7 @@ def _checked_directions(directions: Any) -> Any:
 
 def _sweep(
     patterns: tuple[Pattern, ...], metric: Callable, axes: Axes, device: _Device, inside: Any = None
-) -> JitByRest:
+) -> JitByStaticPart:
     """The compiled sweep."""
 
     def measured(result: Any) -> Any:
@@ -150,7 +156,7 @@ def _sweep(
             raise ValueError(f"patch_sweep: the metric must be a number, got an array of shape {jnp.shape(score)}")
         return score
 
-    def sweep(rest: Rest, arrays: list[Any]) -> Any:
+    def sweep(rest: StaticPart, arrays: list[Any]) -> Any:
         f, clean, _, directions = rest.whole(arrays)
         result, records = values_to_place(f, *patterns, inside=inside)(*clean)
         targets = [Target.of(seen, axes, directions) for seen in each_seen(records, stacked=True)]
@@ -185,10 +191,10 @@ def _sweep(
                 found[(first, row, number), name] = scores[..., None] if whole else scores
         return found, measured(result), unchanged[0]
 
-    return JitByRest(sweep)
+    return JitByStaticPart(sweep)
 
 
-def _corrupt_run(rest: Rest, arrays: list[Any]) -> Any:
+def _corrupt_run(rest: StaticPart, arrays: list[Any]) -> Any:
     f, _, corrupt, _ = rest.whole(arrays)
     return f(*corrupt)
 

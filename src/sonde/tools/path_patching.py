@@ -15,11 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core.arrays import arrays_in
-from sonde.core.asking import asked_for
-from sonde.core.capture import capture, check_callable
-from sonde.core.path import Pattern, check_pattern
-from sonde.core.pure import JitByRest, Rest, rest_and_arrays
+from sonde.core import (
+    JitByStaticPart,
+    Pattern,
+    StaticPart,
+    arrays_in,
+    capture,
+    check_callable,
+    check_pattern,
+    inside_request,
+    static_and_arrays,
+)
 from sonde.errors import CaptureError
 from sonde.tools.drawn import Drawn, Heat, by_last_axis
 from sonde.tools.edge_nodes import in_unnamed_loop
@@ -67,7 +73,7 @@ class Paths(Drawn):
         from rich.table import Table
         from rich.text import Text
 
-        from sonde.core.tree_view import WholePaths
+        from sonde.core import WholePaths
 
         table = Table("from", "to", "at", "restored", title=restored_title(self.clean, self.corrupt))
         best = self.best(sum(np.size(x) for x in self.scores.values()))
@@ -128,9 +134,9 @@ def patch_paths(
     if not sending or not receiving:
         raise ValueError("patch_paths needs senders and receivers: a pattern or several of each")
     inputs = [x if isinstance(x, tuple) else (x,) for x in (clean, corrupt)]
-    asked = asked_for(inside)
-    run = JitByRest(_Run(sending, receiving, held, metric, checked_axes(axis), asked))
-    found, of_clean, of_corrupt = run(*rest_and_arrays((f, *inputs), asked))
+    asked = inside_request(inside)
+    run = JitByStaticPart(_Run(sending, receiving, held, metric, checked_axes(axis), asked))
+    found, of_clean, of_corrupt = run(*static_and_arrays((f, *inputs), asked))
     return Paths({pair: score for (_, pair), score in sorted(found.items())}, of_clean, of_corrupt)
 
 
@@ -148,7 +154,7 @@ class _Run:
     axes: Axes
     inside: Any
 
-    def __call__(self, rest: Rest, arrays: list[Any]) -> Any:
+    def __call__(self, rest: StaticPart, arrays: list[Any]) -> Any:
         f, clean, _ = rest.whole(arrays)
         result, records = values_to_place(f, *self.senders, inside=self.inside)(*clean)
         senders = [_target(seen, self.axes) for seen in each_seen(records, stacked=True)]
@@ -181,7 +187,7 @@ class _Run:
                             found[(order[path], order[name]), (path, name)] = score
         return found, self._number(result), self._number(before)
 
-    def _read(self, point: Any, senders: list[Target], held: list[Target], rest: Rest, arrays: Any) -> list[Seen]:
+    def _read(self, point: Any, senders: list[Target], held: list[Target], rest: StaticPart, arrays: Any) -> list[Seen]:
         """The inputs of the receivers when one sender is clean and everything else is held constant."""
         places = _by_place(senders)
         still = {(t.seen.path, t.seen.call): t for t in held}
@@ -201,7 +207,7 @@ class _Run:
         _, records = capture(placed(f, rule, self.inside), *self.receivers, inside=self.inside)(*corrupt)
         return list(each_seen(records, stacked=True))
 
-    def _measured(self, point: Any, receivers: list[Target], rest: Rest, arrays: Any) -> Any:
+    def _measured(self, point: Any, receivers: list[Target], rest: StaticPart, arrays: Any) -> Any:
         places = _by_place(receivers)
 
         def rule(values: list[Any], place: Occurrence) -> list[Any]:

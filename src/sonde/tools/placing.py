@@ -14,11 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core.capture import capture
-from sonde.core.edit import InLoops
-from sonde.core.path import Pattern
-from sonde.core.run import run_with
-from sonde.core.site import Site, View
+from sonde.core import InLoops, Pattern, Site, View, capture, run_with
 from sonde.tools.reading import Seen
 
 

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core.arrays import arrays_in
-from sonde.core.rows import row_path
+from sonde.core import arrays_in, row_path
 from sonde.errors import CaptureError
 from sonde.tools.placing import Occurrence
 from sonde.tools.reading import Seen

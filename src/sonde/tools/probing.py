@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 from sonde import _extras
-from sonde.core.path import glob_matches, no_such_site
+from sonde.core import glob_matches, no_such_site
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class Probe:
     def __rich__(self) -> Any:
         from rich.table import Table
 
-        from sonde.core.tree_view import WholePaths
+        from sonde.core import WholePaths
 
         table = Table(title=f"probe: {len(self.classes)} classes, baseline {self.baseline:.3f}", title_justify="left")
         table.add_column("site", overflow="fold")

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sonde.core.choices import merge_choices, tokens_of
-from sonde.core.item import Item
+from sonde.core import Item, merge_choices, tokens_of
 
 
 class Numbered(NamedTuple):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core.pure import JitByRest, Rest
+from sonde.core import JitByStaticPart, StaticPart
 from sonde.tools.drawn import Drawn, Heat
 from sonde.tools.edge_runs import Asked, Program
 
@@ -76,7 +76,7 @@ class Pruned:
         receivers: Sequence[str],
         exists: np.ndarray,
         asked: Asked,
-        calls: Sequence[tuple[Rest, list[Any]]],
+        calls: Sequence[tuple[StaticPart, list[Any]]],
         output: float,
         baseline: float,
     ) -> None:
@@ -86,7 +86,7 @@ class Pruned:
         self.pairs: frozenset[Pair] = frozenset((senders[s], receivers[r]) for s, r in numbers)
         self._exists, self._calls = exists, calls
         self._output, self._baseline = output, baseline
-        self._with_sets = JitByRest(lambda rest, arrays, cuts: _metrics(asked, rest, arrays, cuts))
+        self._with_sets = JitByStaticPart(lambda rest, arrays, cuts: _metrics(asked, rest, arrays, cuts))
 
     def faithfulness(self, kept: Collection[Pair]) -> float:
         """How faithful the program is with these edges alone."""
@@ -188,6 +188,6 @@ class Pruned:
         return (found - self._baseline) / lost
 
 
-def _metrics(asked: Asked, rest: Rest, arrays: list[Any], cuts: Any) -> Any:
+def _metrics(asked: Asked, rest: StaticPart, arrays: list[Any], cuts: Any) -> Any:
     program = Program(asked, rest, arrays)
     return jax.lax.map(program.metric_with, jnp.asarray(cuts))

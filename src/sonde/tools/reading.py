@@ -11,13 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
-from sonde.core.arrays import arrays_in
-from sonde.core.axes import Axis
-from sonde.core.path import Pattern, glob_matches, matches
-from sonde.core.record import Record, Records
-from sonde.core.record_layout import ArraysSpec, RecordLayout
-from sonde.core.row_records import CallRow
-from sonde.core.site import LEAF, Site
+from sonde.core import (
+    LEAF,
+    ArraysSpec,
+    Axis,
+    CallRow,
+    Pattern,
+    Record,
+    RecordLayout,
+    Records,
+    Site,
+    arrays_in,
+    glob_matches,
+    matches,
+)
 from sonde.errors import CaptureError
 from sonde.tools.fetching import to_host
 

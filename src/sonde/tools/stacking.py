@@ -16,14 +16,18 @@ import jax
 import jax.numpy as jnp
 
 from sonde import _jax
-from sonde.core.arrays import arrays_in
-from sonde.core.capture import like
-from sonde.core.item import Item, expand
-from sonde.core.keeping import kept_with
-from sonde.core.modules.roots import StandIns, stand_ins
-from sonde.core.path import Pattern
-from sonde.core.record_making import make_records
-from sonde.core.run import run_with
+from sonde.core import (
+    Item,
+    Pattern,
+    StandIns,
+    arrays_in,
+    expand,
+    kept_with,
+    make_records,
+    run_with,
+    stand_ins,
+    wrapped_like,
+)
 from sonde.tools.fetching import Fetching
 from sonde.tools.keeping_small import KeepingSmall
 from sonde.tools.statistics import moments, moments_of_parts
@@ -57,7 +61,7 @@ def stacked_capture(
 
     def compiled(*args: Any, **kwargs: Any) -> Any:
         models = stand_ins(inside, (args, kwargs))
-        now = like(functools.partial(captured, models), fn)
+        now = wrapped_like(functools.partial(captured, models), fn)
         return kept_with(compiled, models, lambda meter: meter.jit(now, **options))(*args, **kwargs)
 
     return compiled

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
-from sonde.core.arrays import arrays_in
+from sonde.core import arrays_in
 from sonde.tools.exponents import Exponents, HostRows
 
 _MOST = 20

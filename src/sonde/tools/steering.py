@@ -8,9 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sonde.core.capture import check_callable
-from sonde.core.edit import Edit, edit
-from sonde.core.path import Pattern
+from sonde.core import Edit, Pattern, check_callable, edit
 from sonde.errors import EditError
 
 

@@ -15,15 +15,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde._array_text import indexed
-from sonde.core.arrays import arrays_in
-from sonde.core.asking import asked_for
-from sonde.core.capture import check_callable, like
-from sonde.core.failing import remember
-from sonde.core.path import Pattern, check_pattern
-from sonde.core.read_only import Rows
-from sonde.core.record import Records
-from sonde.core.record_making import make_records
-from sonde.core.run import run_with
+from sonde.core import (
+    Pattern,
+    Records,
+    Rows,
+    arrays_in,
+    attach_records,
+    check_callable,
+    check_pattern,
+    inside_request,
+    make_records,
+    run_with,
+    wrapped_like,
+)
 from sonde.tools.drawn import Drawn, Heat
 from sonde.tools.keeping_small import KeepingSmall
 from sonde.tools.reading import Seen, each_seen, on_host
@@ -119,7 +123,7 @@ class Summary(Rows[Row], Drawn):
         from rich.table import Table
         from rich.text import Text
 
-        from sonde.core.tree_view import WholePaths
+        from sonde.core import WholePaths
 
         rows = [_cells(row) for row in _shortened(self)]
         empty = {1: all(not row.iteration for row in self), 2: all(not row.gradient for row in self)}
@@ -160,7 +164,7 @@ def summarize(f: Callable, *patterns: Pattern, grads: bool = False, inside: Any 
         ('h', 1.75, 5.0, 1)
     """
     check_callable(f, "summarize")
-    asked = asked_for(inside)
+    asked = inside_request(inside)
     chosen = tuple(map(check_pattern, patterns))
 
     def summarized(*args: Any, **kwargs: Any) -> Summary:
@@ -175,12 +179,12 @@ def summarize(f: Callable, *patterns: Pattern, grads: bool = False, inside: Any 
             _, handler = run_with(make, f, args, kwargs, grads=grads, inside=asked)
         except Exception as error:
             if made:
-                remember(error, made[0], moments_of_parts)
+                attach_records(error, made[0], moments_of_parts)
             raise
         records = make_records(handler.items, handler.met, reduce=moments_of_parts)
         return Summary(list(rows_of(records, "summarize")))
 
-    return like(summarized, f)
+    return wrapped_like(summarized, f)
 
 
 def _parts(value: Any) -> list[dict[str, Any]]:

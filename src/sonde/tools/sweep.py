@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sonde.core.path import glob_matches, no_such_site
+from sonde.core import glob_matches, no_such_site
 from sonde.tools.drawn import POSITION, Drawn, Heat, by_last_axis
 
 _SHADES = " ░▒▓█"
@@ -65,7 +65,7 @@ class Sweep(Drawn):
         from rich.table import Table
         from rich.text import Text
 
-        from sonde.core.tree_view import WholePaths
+        from sonde.core import WholePaths
 
         table = Table("site", "most", "at", self.along)
         table.title = restored_title(self.clean, self.corrupt)

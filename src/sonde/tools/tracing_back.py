@@ -13,8 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sonde.core.asking import asked_for
-from sonde.core.capture import check_callable, like
+from sonde.core import check_callable, inside_request, wrapped_like
 from sonde.why import explain
 from sonde.why.naming import iteration_of, site_of
 from sonde.why.program import INLINED
@@ -68,7 +67,7 @@ class TracedBack:
     def _repr_html_(self) -> str:
         from rich.text import Text
 
-        from sonde.core.display import in_notebook
+        from sonde.core import in_notebook
 
         return in_notebook(Text(str(self)))
 
@@ -135,7 +134,7 @@ def trace_back(f: Callable, predicate: Predicate, *, inside: Any = None) -> Call
     """
     check_callable(f, "trace_back")
     check_callable(predicate, "trace_back: predicate")
-    asked = asked_for(inside)
+    asked = inside_request(inside)
 
     def look_for(*args: Any, **kwargs: Any) -> TracedBack | None:
         answer = search(f, args, kwargs, question=_Asked(predicate), inside=asked)
@@ -163,7 +162,7 @@ def trace_back(f: Callable, predicate: Predicate, *, inside: Any = None) -> Call
             answer.doubt or birth.doubt,
         )
 
-    return like(look_for, f)
+    return wrapped_like(look_for, f)
 
 
 def _choice(birth: Birth) -> str:

@@ -12,18 +12,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from sonde.core.axes import Axis
-from sonde.core.collect import Collect, Reduce
-from sonde.core.failing import remember
-from sonde.core.item import Extra
-from sonde.core.path import Pattern
-from sonde.core.record_making import make_records
-from sonde.core.run import run_with
-from sonde.core.site import Site, View
+from sonde.core import Axis, Extra, Pattern, Recording, Reduce, Site, View, attach_records, make_records, run_with
 from sonde.tools.reading import Seen, each_seen
 
 
-class _Unmapped(Collect):
+class _Unmapped(Recording):
     """Reduces the values that no `vmap` maps, and records the others as they are."""
 
     def __init__(self, patterns: tuple[Pattern, ...], *, reduce: Reduce, depth: int) -> None:
@@ -64,7 +57,7 @@ def seen_whole(
         _, handler = run_with(make, f, args, kwargs, inside=inside)
     except Exception as error:
         if made:
-            remember(error, made[0], None)
+            attach_records(error, made[0], None)
         raise
     for seen in each_seen(make_records(handler.items, handler.met)):
         mapped = _mapped(seen.axes)

@@ -17,8 +17,7 @@ import numpy as np
 from jax import lax
 
 from sonde import _jax
-from sonde.core.context import look
-from sonde.core.scopes import LoopName, path_under
+from sonde.core import LoopName, path_under, with_capture_state
 from sonde.why.program import Equation, Level, flatten, on_host, run_equation
 from sonde.why.reads import Index
 from sonde.why.walk import ENTER, Around, Position, Scene, Walk
@@ -319,7 +318,7 @@ def _iteration(runs: _Runs, iteration: int) -> Scene:
 
 
 def _row_of(value: Any, row: int, axis: int) -> Any:
-    with look(None):
+    with with_capture_state(None):
         return value[(slice(None),) * axis + (row,)]
 
 

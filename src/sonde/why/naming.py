@@ -6,10 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from sonde import _jax
-from sonde.core.rows import NamedLoop, row_path, starred
-from sonde.core.scopes import path_under
-from sonde.core.site import Site, View
-from sonde.core.site_search import sites_inside
+from sonde.core import NamedLoop, Site, View, path_under, row_path, sites_inside, starred
 from sonde.why.program import Mark
 from sonde.why.walk import Birth, Scene, Step
 

@@ -19,10 +19,7 @@ import numpy as np
 from jax import lax
 
 from sonde import _jax
-from sonde.core.context import look
-from sonde.core.operands import operands_of
-from sonde.core.primitive import marker_p, plain_p, site_p
-from sonde.core.site import Site, View
+from sonde.core import Site, View, marker_p, operands_of, plain_p, site_p, with_capture_state
 from sonde.why.callbacks import Callbacks
 
 # Calls that run the one program among their parameters, with their own operands, and return what it returns.
@@ -260,7 +257,7 @@ Run = Callable[[Callable[..., list[Any]], Sequence[Any], Sequence[Any]], list[An
 def run_plain(program: Callable[..., list[Any]], values: Sequence[Any], types: Sequence[Any]) -> list[Any]:
     """Compiles and runs a function of flat values."""
     del types
-    with look(None):
+    with with_capture_state(None):
         return compiled(program)(*values)
 
 

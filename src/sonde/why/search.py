@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from sonde import _jax
-from sonde.core.asking import InsideRequest
+from sonde.core import InsideRequest
 from sonde.errors import SondeError
 from sonde.why import loops, shards  # noqa: F401 (each registers how to enter equations)
 from sonde.why.callbacks import Callbacks

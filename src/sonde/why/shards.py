@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from sonde import _jax
-from sonde.core.context import look
+from sonde.core import with_capture_state
 from sonde.why.program import Equation, compiled, flatten
 from sonde.why.reads import Index
 from sonde.why.walk import ENTER, Around, Birth, Position, Scene, Step, Walk
@@ -84,7 +84,7 @@ class Shard:
             axis_names=set(self.axes),
             check_vma=self.checked,
         )
-        with look(None):
+        with with_capture_state(None):
             return compiled(mapped)(*values)
 
     def _spec(self, aval: Any) -> PartitionSpec:
@@ -139,7 +139,7 @@ def _divided(scene: Scene, number: int, equation: Equation) -> Scene | None:
         axis_names=set(axes),
         check_vma=shard.checked,
     )
-    with look(None):
+    with with_capture_state(None):
         stacked = jax.jit(stack)(*operands) if operands else []
     constants = {slot: np.asarray(value)[None] for slot, value in level.constants.items() if np.ndim(value)}
     inside = scene.inside(level, stacked, number, _leave, Around("shard_map", 0), run=shard.run, shard=shard)

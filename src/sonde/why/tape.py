@@ -15,11 +15,7 @@ import jax
 import numpy as np
 
 from sonde import _jax
-from sonde.core.asking import InsideRequest
-from sonde.core.context import look
-from sonde.core.handler import Handler
-from sonde.core.primitive import marker_p, plain_p, site_p
-from sonde.core.run import run_with
+from sonde.core import Handler, InsideRequest, marker_p, plain_p, run_with, site_p, with_capture_state
 from sonde.errors import CaptureError
 from sonde.why.callbacks import Written, writing
 from sonde.why.program import Equation, Level
@@ -110,7 +106,7 @@ class Tape(_jax.Trace):
 
     @contextlib.contextmanager
     def _as_before(self) -> Iterator[None]:
-        with _jax.set_current_trace(self.parent), look(None):
+        with _jax.set_current_trace(self.parent), with_capture_state(None):
             yield
 
     @contextlib.contextmanager

@@ -10,7 +10,8 @@ from tests.core.frozen import Layer, X, call, make
 
 import sonde
 from sonde import _jax, nnx
-from sonde.core.collect import Collect
+from sonde.core.interpret.recording import Recording
+from sonde.core.modules.call_stack import ModuleRequest
 from sonde.core.modules.calls import (
     ModuleScope,
     at_module,
@@ -21,9 +22,8 @@ from sonde.core.modules.calls import (
     overrides_running,
 )
 from sonde.core.modules.places import Move
-from sonde.core.modules.trail import ModuleRequest
-from sonde.core.record_making import make_records
-from sonde.core.run import run_with
+from sonde.core.records.build import make_records
+from sonde.core.session.run import run_with
 
 jitted = jax.jit(call)
 
@@ -32,7 +32,7 @@ def test_what_a_call_takes_and_returns():
     model = make(jitted)
 
     def run(request):
-        _, handler = run_with(lambda depth: Collect((), depth=depth), model, (X,), {}, request=request)
+        _, handler = run_with(lambda depth: Recording((), depth=depth), model, (X,), {}, request=request)
         return make_records(handler.items, handler.met)
 
     records = run(ModuleRequest(methods=frozenset({"__call__"})))

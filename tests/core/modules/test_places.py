@@ -2,9 +2,9 @@
 
 import pytest
 
-from sonde.core.context import Looking, look
-from sonde.core.modules.places import Frame, InnerStranger, Place, Strangers, Stretch, depth_of, join
-from sonde.core.scopes import scope
+from sonde.core.marks.scopes import scope
+from sonde.core.modules.places import Frame, Place, Segment, UnregisteredInside, UnregisteredModules, depth_of, join
+from sonde.core.session.state import CaptureState, with_capture_state
 
 
 def test_paths_are_joined_and_counted_without_their_empty_parts():
@@ -23,8 +23,8 @@ def test_a_place_further_down_is_as_absolute_and_as_known(place):
 def test_what_is_recorded_in_a_stretch_stands_below_its_innermost_call():
     from sonde import _jax
 
-    with look(Looking(grads=False)), scope("module"):
-        stretch = Stretch([], 0, None)
+    with with_capture_state(CaptureState(grads=False)), scope("module"):
+        stretch = Segment([], 0, None)
         assert stretch.innermost == Place("")
         assert stretch.here(1) == "module"
         frame = Frame(Place("a/b"), object(), ("__call__", None), _jax.name_stack()[-1], _jax.open_names(), None)
@@ -39,20 +39,20 @@ class Layer:
 
 
 def test_every_module_has_a_name_of_its_own_and_keeps_it():
-    strangers, layers = Strangers(), [Layer(), Layer()]
+    strangers, layers = UnregisteredModules(), [Layer(), Layer()]
     assert [strangers.name(layer) for layer in (*layers, *layers)] == ["Layer", "Layer_1"] * 2
 
 
 def test_one_that_takes_the_place_of_another_has_its_name():
-    strangers = Strangers()
+    strangers = UnregisteredModules()
     assert {strangers.name(Layer()) for _ in range(3)} == {"Layer"}
     assert strangers.name(Layer()) == "Layer_1"  # on another line
 
 
 def test_modules_that_traced_functions_make_are_numbered_with_the_others():
-    strangers, layer = Strangers(), Layer()
-    first, second = InnerStranger("Layer"), InnerStranger("Layer")
+    strangers, layer = UnregisteredModules(), Layer()
+    first, second = UnregisteredInside("Layer"), UnregisteredInside("Layer")
     names = [strangers.name_of(first), strangers.name(layer), strangers.name_of(second), strangers.name_of(first)]
     assert names == ["Layer", "Layer_1", "Layer_2", "Layer"]
     strangers.forget(second)
-    assert strangers.name_of(InnerStranger("Layer")) == "Layer_2"
+    assert strangers.name_of(UnregisteredInside("Layer")) == "Layer_2"

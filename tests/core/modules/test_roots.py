@@ -11,9 +11,9 @@ import pytest
 
 import sonde
 from sonde import tools
-from sonde.core.asking import asked_for
 from sonde.core.modules.index import ModuleKind, register_modules
 from sonde.core.modules.roots import _models, find_roots, model_of, stand_ins
+from sonde.core.session.inside_protocol import inside_request
 
 
 class Model:
@@ -153,7 +153,7 @@ def _captured_in_jit(teacher, student, x):
 
 
 def test_copies_are_forgotten():
-    found = stand_ins(asked_for(STUDENT), {"s": [STUDENT], "t": TEACHER})
+    found = stand_ins(inside_request(STUDENT), {"s": [STUDENT], "t": TEACHER})
     copy = jax.tree.map(lambda x: x, {"s": [STUDENT], "t": TEACHER})
     found.note(copy)
     assert model_of(copy["s"][0]) is STUDENT and model_of(copy["t"]) is None

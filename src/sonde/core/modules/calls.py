@@ -14,13 +14,13 @@ import jax
 import numpy as np
 
 from sonde import _jax
-from sonde.core.arrays import flattened
-from sonde.core.context import looking
+from sonde.core.marks.arrays import flattened
+from sonde.core.marks.scopes import ScopeName
+from sonde.core.modules.call_stack import thread
 from sonde.core.modules.index import module_kind
 from sonde.core.modules.places import Frame, Move, Place
-from sonde.core.modules.trail import thread
-from sonde.core.scopes import ScopeName
-from sonde.core.sow import mark
+from sonde.core.session.state import capture_state
+from sonde.core.verbs.sow import mark
 
 T = TypeVar("T")
 NUMBERS = (bool, int, float, complex, str, bytes, np.generic)
@@ -188,13 +188,13 @@ def name_of_method(cls: type, given: str, is_function: Callable[[Any], bool]) ->
 
 def are_ends_wanted(name: str) -> bool:
     """Whether a capture wants the arguments and results of methods of that name."""
-    state = looking()
+    state = capture_state()
     return state is not None and name in state.methods
 
 
 def _depths_of_ends(name: str) -> frozenset[int]:
     """Which of the nested captures want them."""
-    state = looking()
+    state = capture_state()
     wants = () if state is None else state.modules
     return frozenset(depth for depth, wanted in enumerate(wants, 1) if name in wanted.methods)
 
@@ -252,7 +252,7 @@ def mark_arrays(
     """
     if isinstance(value, jax.Array):
         return mark(value, name, tag=tag, code=code, depth=2, depths=depths)
-    state = looking()
+    state = capture_state()
     has_edits = state is not None and state.edits
     is_kept = (lambda x: isinstance(x, NUMBERS) or keep(x)) if has_edits else keep
     leaves, tree = flattened(value, is_kept)

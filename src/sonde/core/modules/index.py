@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from sonde._key_paths import key_of
-from sonde.core.keeping import ByIdentity
+from sonde.core.session.caches import ByIdentity
 
 Path = tuple[Any, ...]
 _changes = itertools.count()

@@ -1,8 +1,8 @@
 """The places of modules, and the open calls of modules.
 
-A `Place` is the path of a module. A `Stretch` is the part of a program between two boundaries, the start of a capture
+A `Place` is the path of a module. A `Segment` is the part of a program between two boundaries, the start of a capture
 or of tracing a function: which modules are known in it, and which of their calls are open, each a `Frame`. Modules that
-are not in the model are `Strangers`, and are named after their classes.
+are not in the model are `UnregisteredModules`, and are named after their classes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import jax
 
 from sonde import _jax
+from sonde.core.marks.scopes import ScopeName, path_under
 from sonde.core.modules.index import everything_in, module_kind, text_between
-from sonde.core.scopes import ScopeName, path_under
 
 _SONDE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
@@ -63,7 +63,7 @@ class Move(NamedTuple):
     down: str
 
 
-class Strangers:
+class UnregisteredModules:
     """Modules that are not in the model, named after their classes: `Linear`, `Linear_1`.
 
     A module that replaces a deleted one, as in a loop that makes a module and calls it, gets its name.
@@ -78,7 +78,7 @@ class Strangers:
         """The name of a module."""
         return self._name(module, type(module).__name__, weakref.ref(module), _where(4))
 
-    def name_of(self, inner: InnerStranger) -> str:
+    def name_of(self, inner: UnregisteredInside) -> str:
         """The name of a module that a traced function makes: the same each time the function is called."""
         return self._name(inner, inner.cls, lambda: inner, None)
 
@@ -96,13 +96,13 @@ class Strangers:
         self._known.append((ref, caller, name))
         return name
 
-    def forget(self, inner: InnerStranger) -> None:
+    def forget(self, inner: UnregisteredInside) -> None:
         """Takes a name back."""
         self._known = [entry for entry in self._known if entry[0]() is not inner]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
-class InnerStranger:
+class UnregisteredInside:
     """Stands for a module outside the model, in all calls of a traced function that makes it.
 
     Attributes:
@@ -146,11 +146,11 @@ class Frame:
     scope: ScopeName
     names: Any
     level: Any
-    strangers: Strangers = dataclasses.field(default_factory=Strangers)
+    strangers: UnregisteredModules = dataclasses.field(default_factory=UnregisteredModules)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Stretch:
+class Segment:
     """The calls that are open between two boundaries: the start of a capture, or of tracing a function.
 
     Attributes:
@@ -175,8 +175,8 @@ class Stretch:
     frames: list[Frame] = dataclasses.field(default_factory=list)
     used: dict[Any, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     notes: list[Any] = dataclasses.field(default_factory=list)
-    strangers: Strangers = dataclasses.field(default_factory=Strangers)
-    inner_strangers: dict[str, InnerStranger] = dataclasses.field(default_factory=dict)
+    strangers: UnregisteredModules = dataclasses.field(default_factory=UnregisteredModules)
+    inner_strangers: dict[str, UnregisteredInside] = dataclasses.field(default_factory=dict)
     found: dict[int, tuple[weakref.ref[Any], Place]] = dataclasses.field(default_factory=dict)
 
     def find(self, module: Any) -> Place | None:
@@ -199,7 +199,7 @@ class Stretch:
         yield from ((frame.place, frame.module) for frame in self.frames)
 
     @property
-    def strangers_here(self) -> Strangers:
+    def strangers_here(self) -> UnregisteredModules:
         """Those of the innermost call, or of the stretch, if there is none."""
         return self.frames[-1].strangers if self.frames else self.strangers
 

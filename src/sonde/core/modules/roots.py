@@ -16,8 +16,8 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sonde.core.asking import InsideRequest
 from sonde.core.modules.index import Path, at_path, children_of, has_modules, module_kind, outermost_in, path_between
+from sonde.core.session.inside_protocol import InsideRequest
 from sonde.errors import ScopeError
 
 

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from sonde import _jax
-from sonde.core.context import looking
+from sonde.core import capture_state
 from sonde.linen import attach
 from sonde.linen.filters import Filter, hashable
 from sonde.linen.frozen_dict import FrozenDict
@@ -98,7 +98,7 @@ class _CompiledCall:
         self.counts = lifting.counts()
         run = lifting.packed[0].run if lifting.packed else None
         # A capture depends on the module's path, and so do values sown to runs outside this transform.
-        paths = looking() is not None or (variables is not True and run is not None and run.mutable is not False)
+        paths = capture_state() is not None or (variables is not True and run is not None and run.mutable is not False)
         self.key = (
             tuple(map(_weakly, body.of)),
             tuple(fingerprint(source, bridge) for source in bridge.sources),

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde import ops
-from sonde.core.sow import sow
+from sonde.core import sow
 from sonde.nnx.attribute_status import data
 from sonde.nnx.layers.linear import Linear
 from sonde.nnx.layers.parameters import value_of

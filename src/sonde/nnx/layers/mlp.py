@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sonde.core.sow import sow
+from sonde.core import sow
 from sonde.nnx.attribute_status import data
 from sonde.nnx.layers.linear import Linear
 from sonde.nnx.module import Module

@@ -32,7 +32,7 @@ from typing import Any, Protocol
 import jax
 
 from sonde._jax import trace_level
-from sonde.core.context import looking
+from sonde.core import capture_state
 from sonde.nnx import module_sites
 from sonde.nnx.array_references import is_reference, load
 from sonde.nnx.building import build
@@ -478,7 +478,7 @@ def enter(structure: Structure, values: Sequence[Any], *, verb: str, mode: Mode,
     leaves = [value if kind is None else kind[0]._make(value, kind[1]) for value, kind in zip(values, structure.kinds)]
     known: dict[int, Any] = {}
     call = build(structure.definition, leaves, known=known)
-    if originals and looking() is not None:
+    if originals and capture_state() is not None:
         if mode.graph:
             for index, node in structure.objects((), [node for _, node in originals]).items():
                 module_sites.carry(node, known[index])

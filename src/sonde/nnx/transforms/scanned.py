@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sonde.core.context import looking
+from sonde.core import capture_state
 from sonde.nnx.array_references import is_reference
 from sonde.nnx.sharding import PARTITION_NAME
 from sonde.nnx.transforms.axis_metadata import with_axis_names
@@ -92,7 +92,7 @@ def scan(
     def scanned(*args: Any, **kwargs: Any) -> Any:
         args = positional(f, args, kwargs)
         taken = take("scan", how, args)
-        if looking() is not None:  # captures see the caller's nodes, which must not be kept
+        if capture_state() is not None:  # captures see the caller's nodes, which must not be kept
             return _Scan(fn, taken, in_axes, out_axes, carry_in, carry_out, taken.nodes).run(taken, options)
         make = functools.partial(_Scan, fn, taken, in_axes, out_axes, carry_in, carry_out)
         return known.get(taken.structure, make).run(taken, options)

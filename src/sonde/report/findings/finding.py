@@ -41,6 +41,6 @@ class Finding:
         return Text("\n".join(filter(None, lines)))
 
     def _repr_html_(self) -> str:
-        from sonde.core.display import in_notebook
+        from sonde.core import in_notebook
 
         return in_notebook(self)

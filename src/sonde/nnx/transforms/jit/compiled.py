@@ -6,8 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from sonde.core.context import RUNNING_CAPTURES, looking
-from sonde.core.modules import boundaries
+from sonde.core import RUNNING_CAPTURES, capture_state, given
 from sonde.nnx.epoch import EPOCH
 from sonde.nnx.graph import graphdef, merge, split
 from sonde.nnx.kinds import ARRAY, KIND
@@ -103,7 +102,7 @@ def _caller(fun: Callable[..., Any], compiler: _Compiler) -> Callable[..., Any]:
         last = memory.last
         if (
             last is None
-            or (lookers.threads and looking() is not None)
+            or (lookers.threads and capture_state() is not None)
             or len(args) != last.n_args
             or ([*kwargs] != last.keywords if kwargs else last.keywords)
         ):
@@ -162,7 +161,7 @@ class _Compiler:
         if nodes is not None:  # a capture runs: note which Modules the copies inside stand for
             before, tracing.originals = getattr(tracing, "originals", None), nodes
             try:
-                with boundaries.given(arguments.roots):
+                with given(arguments.roots):
                     return plan.finish(plan.run(*plan.read(), *arguments.plain))
             finally:
                 tracing.originals = before
@@ -177,7 +176,7 @@ class _Compiler:
             order = [*order[: len(args)], *sorted(order[len(args) :], key=lambda i: keywords[i - len(args)])]
         arguments = Arguments([values[i] for i in order], tuple(sorted(keywords)), self._options.static)
         key = (arguments.skeleton, tuple(map(id, arguments.roots)))
-        watched = looking() is not None
+        watched = capture_state() is not None
         if not watched and (plan := self.memory.find(key, arguments.roots, ruled_out)) is not None:
             return plan, arguments, None, order
         names = tuple(arguments.names)

@@ -1,0 +1,153 @@
+"""Takes the arrays out of a function, so that one compiled program serves every function that differs in them alone.
+
+`lambda h: h + direction` is written anew for every direction. Its code is the same; only the array that it closes over
+differs. `hoist` gives the arrays, a key for all the remaining parts, and a way to make the function again with other
+arrays, such as those that a jitted function takes as arguments.
+
+Arrays are taken out of closures, default arguments, `functools.partial`, bound methods of pytrees, and the tuples,
+lists, dicts and pytrees in them. Everything else is part of the key: by value where it can be compared, otherwise by
+identity, so that a function that cannot be compared is only equal to itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from sonde import _jax
+from sonde.core.session.closures import is_empty, same_value
+
+_MOST_PARTS = 1_000
+
+
+class Hoisted(NamedTuple):
+    """A function without its arrays.
+
+    Attributes:
+        key: Equal for functions that differ in the numbers in their arrays alone.
+        types: The types of the arrays.
+        rebuild: Makes the function again with other arrays.
+    """
+
+    key: Hashable
+    types: tuple[Any, ...]
+    rebuild: Callable[[Sequence[Any]], Any]
+
+
+def hoist(function: Callable[..., Any]) -> tuple[Hoisted, list[Any]]:
+    """A function without its arrays, and the arrays."""
+    search = _Search()
+    key, remake = search.part(function)
+    types = tuple(map(_jax.plain_type_of, search.arrays))
+    return Hoisted((key, types), types, lambda arrays: remake(iter(arrays))), search.arrays
+
+
+_Remake = Callable[[Iterator[Any]], Any]
+
+
+class _Search:
+    """Collects arrays in the order in which `_Remake` functions take them again."""
+
+    def __init__(self) -> None:
+        self.arrays: list[Any] = []
+        self._open: list[int] = []  # the functions being searched, by identity: a recursive one closes over itself
+        self._left = _MOST_PARTS
+
+    def part(self, value: Any) -> tuple[Hashable, _Remake]:
+        """The key of a value, and a function that makes it again from the next arrays."""
+        self._left -= 1
+        if _is_array(value):
+            self.arrays.append(value)
+            return "array", next
+        if self._left > 0 and id(value) not in self._open:
+            self._open.append(id(value))
+            try:
+                parts = self._parts(value)
+            finally:
+                self._open.pop()
+            if parts is not None:
+                return parts
+        return same_value(value), lambda _: value
+
+    def _parts(self, value: Any) -> tuple[Hashable, _Remake] | None:
+        if isinstance(value, types.FunctionType):
+            return self._function(value)
+        if isinstance(value, functools.partial):
+            key, remake = self.part((value.func, value.args, value.keywords))
+            return ("partial", key), lambda arrays: _partial(*remake(arrays))
+        if isinstance(value, types.MethodType):
+            key, remake = self.part((value.__func__, value.__self__))
+            return ("method", key), lambda arrays: types.MethodType(*remake(arrays))
+        if type(value) in (tuple, list):
+            keys, remakes = self._all(value)
+            kind = type(value)
+            return (kind, keys), lambda arrays: kind([remake(arrays) for remake in remakes])
+        if type(value) is dict:
+            names = tuple(value)
+            keys, remakes = self._all(value.values())
+            return (dict, tuple(map(same_value, names)), keys), lambda arrays: {
+                name: remake(arrays) for name, remake in zip(names, remakes)
+            }
+        return self._pytree(value)
+
+    def _all(self, values: Any) -> tuple[Hashable, list[_Remake]]:
+        found = [self.part(value) for value in values]
+        return tuple(key for key, _ in found), [remake for _, remake in found]
+
+    def _function(self, function: types.FunctionType) -> tuple[Hashable, _Remake]:
+        cells = function.__closure__ or ()
+        filled = [not is_empty(cell) for cell in cells]
+        inside = (
+            [cell.cell_contents for cell, has in zip(cells, filled) if has],
+            list(function.__defaults__ or ()),
+            dict(function.__kwdefaults__ or {}),
+        )
+        before = len(self.arrays)
+        key, remake = self.part(inside)
+        kept = same_value(function, without_closure=True)  # its code, and the globals that it reads
+        if len(self.arrays) == before:
+            return ("function", kept, key), lambda _: function
+        code, names, name = function.__code__, function.__globals__, function.__name__  # and not its arrays
+
+        def again(arrays: Iterator[Any]) -> Any:
+            contents, defaults, keywords = remake(arrays)
+            remaining = iter(contents)
+            closure = tuple(types.CellType(next(remaining)) if has else types.CellType() for has in filled)
+            new = types.FunctionType(code, names, name, tuple(defaults) or None, closure or None)
+            new.__kwdefaults__ = keywords or None
+            return new
+
+        return ("function", kept, tuple(filled), key), again
+
+    def _pytree(self, value: Any) -> tuple[Hashable, _Remake] | None:
+        """A registered pytree, such as a module; not a leaf."""
+        leaves, tree = jax.tree.flatten(value, is_leaf=lambda x: x is not value)
+        if tree == _LEAF:
+            return None
+        try:
+            hash(tree)
+        except TypeError:
+            return None
+        keys, remakes = self._all(leaves)
+        return (tree, keys), lambda arrays: jax.tree.unflatten(tree, [remake(arrays) for remake in remakes])
+
+
+_LEAF = jax.tree.structure(0)
+
+
+def _partial(function: Any, args: Any, keywords: Any) -> Any:
+    return functools.partial(function, *args, **keywords)
+
+
+def _is_array(value: Any) -> bool:
+    """Whether a value becomes an argument. Integers are often indices or shapes, which must stay known."""
+    return (
+        type(value) is float
+        or isinstance(value, (jax.Array, _jax.Tracer))
+        or (isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.inexact))
+    )

@@ -1,0 +1,349 @@
+"""Edits as part of the program: `sow` applies them where the value is made.
+
+A handler sits at the bottom of the stack of JAX's traces: what reaches it has been differentiated and mapped already.
+If it put a new value there, the tangent of the old one would stay. So the new value is computed where `sow` is called,
+under every transform of the program, and JAX differentiates and maps it like any other operation.
+
+What is not known there is asked for. Whether an edit applies depends on the whole path, on the call and on the
+iteration; and in a jitted function, whose trace is kept, no array of one run may be closed over. A site with the role
+`"supply"` asks the handler of the edit, wherever the program is traced or rewritten: for each edit that may apply it
+gives whether it does, and the arrays that it needs (`Supply`). The answer has no derivative.
+
+    sow(x, "h")  ->  applies, *arrays = supply(x)          answered by `edit.Editing`
+                     x = new(x, *arrays) if applies        differentiated and mapped by JAX
+                     x = site(x)                           seen by captures
+                     x = gradient(x, applies, *arrays)     the identity; changes what comes back (`edit_gradients`)
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import re
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde import _jax
+from sonde.core.edits.gradients import GradientEdit, with_edited_gradient
+from sonde.core.edits.hoisting import Hoisted, hoist
+from sonde.core.edits.new_values import at_positions, checked_leaves
+from sonde.core.marks.path import Pattern, glob_matches
+from sonde.core.marks.primitive import site_p
+from sonde.core.marks.scopes import RowsName, path_under, scope
+from sonde.core.marks.site import PLAIN, Site, View, naming
+from sonde.core.session.closures import same_value
+from sonde.core.session.state import CaptureState, with_capture_state
+
+FLAG_TYPE = _jax.typeof(np.zeros((), bool))
+_SUPPLY = View(role="supply")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Step:
+    """One edit without its arrays.
+
+    Attributes:
+        pattern: Which sites.
+        kind: What the new value is: that of a function, an array (or a pytree of arrays), that of a record, or the old
+            one if only the gradient is edited.
+        calls: Which calls of the site; None: all.
+        iterations: Which iterations, as in `sonde.Edit`.
+        positions: Which positions along `axis`; None: all.
+        axis: The axis of the positions.
+        function: The function of the value, if any.
+        gradient: The function of the gradient, if any.
+        may_be_absent: Whether a record says for each example whether it has a value.
+    """
+
+    pattern: Pattern
+    kind: Literal["function", "value", "record", "keep"]
+    calls: tuple[int, ...] | None
+    iterations: Any
+    positions: tuple[int, ...] | None
+    axis: int
+    function: Hoisted | None
+    gradient: Hoisted | None
+    may_be_absent: bool = False
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for edits of which one program can serve both, given other arrays."""
+        functions = [hoisted and hoisted.key for hoisted in (self.function, self.gradient)]
+        pattern = self.pattern if isinstance(self.pattern, str) else _key_of(self.pattern)
+        iterations = _key_of(self.iterations) if callable(self.iterations) else self.iterations
+        return (
+            pattern, self.kind, self.calls, iterations, self.positions, self.axis, *functions,
+            self.may_be_absent,
+        )  # fmt: skip
+
+    @property
+    def types(self) -> tuple[Any, ...]:
+        """The types of the arrays of its functions."""
+        return tuple(t for hoisted in (self.function, self.gradient) if hoisted is not None for t in hoisted.types)
+
+    def may_match(self, relative: str) -> bool:
+        """Whether the pattern may choose a site whose path ends in this."""
+        return not isinstance(self.pattern, str) or _may_end_in(self.pattern, relative)
+
+
+def _key_of(function: Callable[..., Any]) -> Hashable:
+    """A key for a function that is called with what is known while the program is traced, not with arrays."""
+    hoisted, arrays = hoist(function)
+    return same_value(function) if arrays else hoisted.key
+
+
+@functools.lru_cache(maxsize=4096)
+def _may_end_in(glob: str, relative: str) -> bool:
+    """Whether a glob matches the path, or a path of which it is the end; named loops put numbers between the parts."""
+    last, parts = relative.rsplit("/", 1)[-1], glob.split("/")
+    if "**" in parts[-1] or "{" in glob:
+        return True
+    if not glob_matches(parts[-1], last):
+        return False
+    own = relative.split("/")
+    # Counted from the end, the parts of the glob must match those of the path, except for a number of an iteration.
+    position = len(parts) - 1
+    for name in reversed(own):
+        if position >= 0 and "**" in parts[position]:
+            return True
+        while position >= 0 and not glob_matches(parts[position], name):
+            if not _may_be_number(parts[position]):
+                return False
+            position -= 1
+        if position < 0:
+            return False
+        position -= 1
+    return True
+
+
+def _may_be_number(part: str) -> bool:
+    return part.isdigit() or re.search(r"[*?\[{]", part) is not None
+
+
+class EditPlan:
+    """The edits of one call of `sonde.edit` without their arrays. Equal edits give the same object."""
+
+    __slots__ = ("__weakref__", "_by_last", "_others", "steps")
+
+    def __init__(self, steps: tuple[Step, ...]) -> None:
+        self.steps = steps
+        self._by_last: dict[str, list[int]] = {}  # records are edits too, one for every site
+        self._others: list[int] = []
+        for number, step in enumerate(steps):
+            last = step.pattern.rpartition("/")[2] if isinstance(step.pattern, str) else "*"
+            (self._others if re.search(r"[*?{\\]", last) else self._by_last.setdefault(last, [])).append(number)
+
+    def may_match(self, relative: str) -> tuple[int, ...]:
+        """The edits, by number, that may choose a site whose path ends in this."""
+        near = [*self._by_last.get(relative.rpartition("/")[2], ()), *self._others]
+        return tuple(number for number in sorted(near) if self.steps[number].may_match(relative))
+
+    @staticmethod
+    def of(steps: Sequence[Step]) -> EditPlan:
+        """The plan of some edits."""
+        key = tuple(step.key for step in steps)
+        plan = _plans.get(key) or _plans.setdefault(key, EditPlan(tuple(steps)))
+        _recent.append(plan)
+        return plan
+
+
+_plans: weakref.WeakValueDictionary[Hashable, EditPlan] = weakref.WeakValueDictionary()
+# JAX keeps what it traced for a plan. An equal edit that is written anew, as in a loop, must find the same plan again.
+_recent: collections.deque[EditPlan] = collections.deque(maxlen=16)
+
+
+class RunningPlan(NamedTuple):
+    """A plan while its edit runs.
+
+    Attributes:
+        depth: How many captures and edits are nested, up to this one.
+        plan: The plan.
+        outside: What the captures around it want; None if there are none.
+        in_scope: Whether it began inside scopes, which are then no part of paths.
+    """
+
+    depth: int
+    plan: EditPlan
+    outside: CaptureState | None
+    in_scope: bool
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Supply:
+    """What a site asks of an edit.
+
+    Attributes:
+        plan: The edits.
+        numbers: Which of them may apply, in order.
+        names: For each edit with a function that may apply, the scope of what the function marks.
+        failures: The errors of functions that were applied to a site for which the edit may turn out not to be meant,
+            by number. They are raised if it is.
+        run: `"once"`, or in a loop of which nothing can be saved for a recomputation: `"twice"`, and then `"again"` in
+            the recomputation, which is not another call of the site.
+    """
+
+    plan: EditPlan
+    numbers: tuple[int, ...]
+    names: dict[int, RowsName] = dataclasses.field(default_factory=dict)
+    failures: dict[int, Exception] = dataclasses.field(default_factory=dict)
+    run: Literal["once", "twice", "again"] = "once"
+
+    def again(self, params: dict[str, Any]) -> dict[str, Any] | None:
+        """The parameters of the equation in a recomputation; None if the answer is saved for it."""
+        return {**params, "site": running(params["site"], "again")} if self.run == "twice" else None
+
+    def types(self, arrays: Sequence[Any], view: View) -> list[Any]:
+        """The types of the answer, given those of the site's arrays."""
+        types: list[Any] = []
+        for step in self.steps:
+            sizes = tuple(axis.size for axis in view.axes) if step.may_be_absent else ()
+            types.append(FLAG_TYPE.update(shape=sizes))
+            types += _values_of(step, arrays)
+            types += step.types
+        return types
+
+    @property
+    def steps(self) -> list[Step]:
+        """The edits that may apply, in order."""
+        return [self.plan.steps[number] for number in self.numbers]
+
+    def dims(self, n_arrays: int) -> list[int | None]:
+        """Which of the results of a mapped site are mapped, too: along their first axis."""
+        dims: list[int | None] = []
+        for step in self.steps:
+            dims.append(0 if step.may_be_absent else None)
+            dims += [0] * len(_values_of(step, range(n_arrays)))
+            dims += [None] * len(step.types)
+        return dims
+
+    def nothing(self, arrays: Sequence[Any], view: View) -> list[Any]:
+        """The answer that no edit applies."""
+        return [_jax.zeros_of_type(t) for t in self.types([*map(_jax.typeof, arrays)], view)]
+
+
+def running(site: Site, run: Literal["twice", "again"]) -> Site:
+    """A site that asks an edit, with another `Supply.run`."""
+    new = site.at(site.path)
+    new.supply = dataclasses.replace(site.supply, run=run)
+    return new
+
+
+def _values_of(step: Step, arrays: Sequence[Any]) -> Sequence[Any]:
+    return arrays if step.kind in ("value", "record") else ()
+
+
+class _Gradients(NamedTuple):
+    """An edit of a gradient that is to be applied behind the site."""
+
+    edit: GradientEdit
+    applies: Any
+    arrays: tuple[Any, ...]
+
+
+class Edited(NamedTuple):
+    """The arrays of a site after all edits of its value, and the edits of its gradient."""
+
+    arrays: list[Any]
+    gradients: list[_Gradients]
+
+    def behind_site(self, arrays: Sequence[Any]) -> list[Any]:
+        """What the program continues with, given what came out of the site."""
+        for edit, applies, operands in self.gradients:
+            arrays = with_edited_gradient(arrays, applies, operands, edit)
+        return list(arrays)
+
+
+def apply_edits(arrays: Sequence[Any], site: Site, state: CaptureState) -> Edited:
+    """Applies the running edits to the arrays of a site, the innermost first."""
+    edited = Edited(list(arrays), [])
+    for running in reversed(state.plans):
+        edited = _apply(running, edited, site)
+    return edited
+
+
+def _apply(running: RunningPlan, edited: Edited, site: Site) -> Edited:
+    depth, plan = running.depth, running.plan
+    if site.depths is not None and depth not in site.depths:
+        return edited
+    if site.handlers is not None and depth not in site.handlers:
+        return edited
+    relative = site.path if running.in_scope else path_under(_jax.name_stack(), "", depth) + site.path
+    numbers = plan.may_match(relative)
+    if not numbers:
+        return edited
+    named = site.at(relative)  # for messages
+    supply = Supply(plan, numbers)
+    asking = site.at(site.path)
+    asking.supply, asking.grads, asking.handlers = supply, False, range(depth, depth + 1)
+    arrays, gradients = edited.arrays, list(edited.gradients)
+    supply.names.update({number: RowsName(site.path) for number in numbers if plan.steps[number].function is not None})
+    answer = iter(site_p.bind(*arrays, site=asking, view=_SUPPLY))
+    for number in numbers:
+        step = plan.steps[number]
+        applies = next(answer)
+        values = [next(answer) for _ in _values_of(step, arrays)]
+        operands = [next(answer) for _ in step.types]
+        if not isinstance(applies, _jax.Tracer) and jnp.ndim(applies) == 0 and not bool(applies):
+            continue
+        n = 0 if step.function is None else len(step.function.types)
+        if step.function is not None:
+            new = functools.partial(_new_arrays, step, named, running.outside, supply.names[number])
+            arrays = _where_it_applies(new, applies, arrays, operands[:n], number, supply)
+        elif values:
+            arrays = _replaced(step, applies, values, arrays, named)
+        if step.gradient is not None:
+            edit = GradientEdit(step.gradient.rebuild, named, step.positions, step.axis, plan)
+            gradients.append(_Gradients(edit, applies, tuple(operands[n:])))
+    return Edited(arrays, gradients)
+
+
+def _new_arrays(
+    step: Step, site: Site, outside: CaptureState | None, name: RowsName, arrays: list[Any], operands: Sequence[Any]
+) -> list[Any]:
+    """What the function of an edit makes of the arrays. Captures around the edit see what it marks, below the site."""
+    assert step.function is not None
+    function = step.function.rebuild(operands)
+    with (
+        with_capture_state(outside),
+        scope(name),
+        naming(site, "the function of an edit"),
+    ):  # without captures, no scope is opened
+        result = function(site.rebuild(arrays))
+    with with_capture_state(None):  # `jax.numpy` may be marked
+        new = checked_leaves(result, arrays, site)
+        if step.positions is not None:
+            new = at_positions(new, arrays, step.positions, step.axis, site, PLAIN)
+        return [_jax.typed_like(a, b) for a, b in zip(new, arrays)]
+
+
+def _where_it_applies(
+    new: Callable[..., list[Any]],
+    applies: Any,
+    arrays: list[Any],
+    operands: Sequence[Any],
+    number: int,
+    supply: Supply,
+) -> list[Any]:
+    """The new arrays where the edit applies; elsewhere its function is neither run nor differentiated."""
+    if not isinstance(applies, _jax.Tracer):
+        return new(arrays, operands)
+    try:
+        return jax.lax.cond(applies, new, lambda arrays, _: arrays, arrays, operands)
+    except Exception as error:  # the whole path is not known here: the edit may be meant for another site
+        supply.failures[number] = error
+        return arrays
+
+
+def _replaced(step: Step, applies: Any, values: list[Any], arrays: list[Any], site: Site) -> list[Any]:
+    with with_capture_state(None):
+        if step.positions is not None:
+            values = at_positions(values, arrays, step.positions, step.axis, site, PLAIN)
+        if isinstance(applies, _jax.Tracer):
+            values = [jnp.where(applies, a, b) for a, b in zip(values, arrays)]
+        return [_jax.typed_like(a, b) for a, b in zip(values, arrays)]

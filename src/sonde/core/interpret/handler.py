@@ -1,0 +1,451 @@
+"""What happens at a site. One set of rules carries sites through JAX's transforms; handlers decide what is done there.
+
+A handler may look at the value (`record`), replace it (`replace`), or both. It never sees loops, branches or jitted
+calls: the rules run a child of it inside them, and what the child recorded comes out as extra outputs. Arrays that a
+handler needs inside, such as the new values of an edit, are closed over; the rules turn them into extra inputs. Arrays
+that differ between iterations come from `loop_inputs`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable, Sequence
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from sonde import _jax
+from sonde.core.interpret.call_counts import CallCounts
+from sonde.core.interpret.call_tokens import new_token
+from sonde.core.interpret.items import Bundle, Extra, Item, flat_arrays
+from sonde.core.marks.named_loops import NamedLoop, Row, Within, rows_chosen, starred, unstarred
+from sonde.core.marks.operands import operands_of
+from sonde.core.marks.path import ByPath, Pattern, checked_name, matches, no_such_site
+from sonde.core.marks.primitive import bind_site, site_p
+from sonde.core.marks.scopes import LoopName, RowsName, path_under, prefix_under
+from sonde.core.marks.site import Site, View, naming
+from sonde.core.session.state import CaptureState
+
+
+class Handler:
+    """The part that all handlers share: names seen, tokens, passing sites on to an enclosing handler.
+
+    Attributes:
+        key: The cache key of rewritten jaxprs; None if they must not be cached.
+        patterns: Globs or predicates that must match something.
+        depth: How many handlers are nested around, itself included.
+        prefix: The prefix of the paths of sites, if it is a child; see `scopes.prefix_under`.
+        items: What was recorded, in program order.
+        met: What is known about the sites met so far; what a child met is added when it has finished.
+        counts: How many times each site ran, for handlers that need it.
+        named_loops: The named loops around the handler, outermost first.
+        loop_name: The path of a scope around the handler that names the next loop inside.
+        within: The rows of these loops for which the code runs; see `scopes.RowsName`.
+        mesh_axes: The name and the size of each axis of the meshes around it that the code runs along, outermost first.
+    """
+
+    # Whether a jaxpr may be rewritten by moving variables only, without running the handler on values.
+    records_only = False
+    # Whether children inside loops are given the number of the iteration, as the first of their steps.
+    counts_iterations = False
+    # Whether every run of a loop is a separate object in `Item.loops`, even if it was compiled once.
+    tells_loops_apart = False
+    # Whether all arrays that a reduce function returned get the axes of a mesh over which one of them varies.
+    reduced_have_all_axes = True
+    # Whether gradients are wanted.
+    grads = False
+    # What the captures around want; None if there are none.
+    outside: CaptureState | None = None
+    # Whether jitted functions with sites may donate their arguments. Do not donate if the results are discarded.
+    donates = True
+    # How many of the last iterations of a while loop are kept.
+    last = 1
+    # Combines what was kept of earlier iterations of a while loop with what a new iteration recorded: a function of the
+    # old leaves, the new leaves and the number of the iteration. None: takes the new ones.
+    fold: Any = None
+
+    def __init__(self, key: Hashable, patterns: tuple[Pattern, ...], *, depth: int = 1) -> None:
+        self.key = key
+        self.patterns = patterns
+        self._patterns = ByPath(patterns)
+        self.depth = depth
+        self.prefix = ""
+        self.items: list[Item | Bundle] = []
+        self.met = SeenSites()
+        self.counts = CallCounts()
+        self.named_loops: tuple[NamedLoop, ...] = ()
+        self.loop_name: str | None = None
+        self.within: tuple[Within, ...] = ()
+        self.mesh_axes: tuple[tuple[str, int], ...] = ()
+        self._within_here: tuple[Within, ...] = ()  # of the current site
+        self._names_before = _jax.count_open_names()
+        self._base: Any = 1
+        self._next_offset = 1
+        self._sites_here: set[Site] = set()
+        self.passes_on = depth > 1  # whether an enclosing handler wants to see the sites too
+
+    def __copy__(self) -> Self:
+        # Every jitted call makes one: `copy` alone would take four times as long.
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__)
+        return new
+
+    # -- for the rules -------------------------------------------------------------------------------------------------
+
+    def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
+        """The handler that runs inside a loop body, branch or jitted function.
+
+        Args:
+            base: The token that the sites inside start from.
+            prefix: The prefix of the paths inside (see `scopes.prefix_under`); the current one, if None.
+            steps: This iteration's slices of what `loop_inputs` returned, if inside a loop.
+        """
+        del steps
+        new = copy.copy(self)
+        new.items, new._sites_here, new.met = [], set(), self.met.child()
+        new.prefix = self.prefix_here() if prefix is None else prefix
+        new._names_before = _jax.count_open_names()
+        new._base, new._next_offset = base, 1
+        return new
+
+    def entering(self, length: int | None = None) -> Self:
+        """The handler whose child is about to run inside something; inside a loop if `length` is given.
+
+        A loop takes the name that a scope around gives it. Returns the handler itself if it is not a loop and no scope
+        is open.
+        """
+        names = _jax.names_since(self._names_before)
+        if not names and length is None:
+            return self
+        at = [i for i, name in enumerate(names) if isinstance(name, LoopName)]
+        name = self.here(names[: at[-1] + 1]).rstrip("/") if at else self.loop_name
+        new = self.__copy__()
+        if length is None or name is None:
+            new.loop_name = name
+        else:
+            new.named_loops, new.loop_name = (*self.named_loops, NamedLoop(name, length)), None
+        new.within = self._within(names)
+        return new
+
+    def _within(self, names: tuple[Any, ...]) -> tuple[Within, ...]:
+        """The rows for which code runs in scopes with these names, opened where the handler runs."""
+        if not names or RowsName not in set(map(type, names)):
+            return self.within
+        found = list(self.within)
+        for i, name in enumerate(names):
+            if isinstance(name, RowsName) and name.rows is not None:
+                around = starred(self.here(names[: i + 1]), self.named_loops)[1]
+                found.append(Within(len(around), name.rows))
+        return tuple(found)
+
+    def loop_path(self) -> str | None:
+        """The start of the starred paths of sites in a loop that is entered now, before the loop's own `*`."""
+        loops = self.entering(0).named_loops
+        if len(loops) == len(self.named_loops):
+            return None
+        return starred(loops[-1].path and loops[-1].path + "/", loops[:-1])[0]
+
+    def on_mesh(self, axes: Sequence[tuple[str, int]]) -> Self:
+        """The handler that runs per shard along some more axes of a mesh."""
+        new = self.__copy__()
+        new.mesh_axes = (*self.mesh_axes, *axes)
+        new.key = None if self.key is None else (self.key, new.mesh_axes)
+        return new
+
+    def in_branch(self) -> Self:
+        """The handler whose child is about to run in one of several branches."""
+        return self
+
+    def quietly(self) -> Self:
+        """A handler that does the same, but does not pass sites on."""
+        new = self.child()
+        new.passes_on = False
+        new.key = None if self.key is None else (self.key, "quietly")
+        return new
+
+    def carried(self) -> list[Any]:
+        """The traced values that the handler holds: functions that are traced later must get them again."""
+        return [] if isinstance(self._base, int | np.ndarray | np.generic) else [self._base]
+
+    def arrays(self) -> list[Any]:
+        """The arrays that rewritten programs take as inputs, so that they can be kept for other numbers."""
+        return []
+
+    def with_arrays(self, arrays: Sequence[Any]) -> Self:
+        """A handler with these in place of those that `arrays` returned."""
+        del arrays
+        return self
+
+    def calls(self) -> Any:
+        """What was counted so far, as far as rewriting depends on it."""
+        return None
+
+    def calls_since(self, calls: Any) -> Any:
+        """What was counted since `calls` returned this."""
+        del calls
+
+    def count_again(self, since: Any) -> None:
+        """Counts once more what `calls_since` returned, for a program that was rewritten before."""
+
+    def carrying(self, values: Sequence[Any]) -> Self:
+        """A handler with these values in place of those that `carried` returned."""
+        new = copy.copy(self)
+        if values:
+            (new._base,) = values
+        return new
+
+    def here(self, names: tuple[Any, ...] | None = None) -> str:
+        """The path of the scopes that are open, or of scopes with these names, opened where the handler runs."""
+        names = _jax.names_since(self._names_before) if names is None else names
+        return path_under(names, self.prefix, self.depth)
+
+    def prefix_here(self) -> str:
+        """The same as a prefix, for what runs inside."""
+        return prefix_under(_jax.names_since(self._names_before), self.prefix, self.depth)
+
+    def loop_inputs(self, body: Any, length: int, reverse: bool) -> list[Any]:
+        """Arrays to scan along with a loop; the child of each iteration gets a slice."""
+        del body, length, reverse
+        return []
+
+    def skip(self, span: int) -> int:
+        """Reserves `span` tokens; returns how far from the base they start."""
+        offset = self._next_offset
+        self._next_offset += span
+        return offset
+
+    def allot(self, span: int) -> Any:
+        """The first of `span` tokens that are used nowhere else."""
+        return _as_token(self._base + self.skip(span))
+
+    @property
+    def span(self) -> int:
+        """How many tokens were given out so far."""
+        return self._next_offset
+
+    def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
+        """Handles a site, under the trace of the program around. Returns the outputs of the site primitive."""
+        if view.role == "supply":
+            return self.supply(args, site, view)
+        seen = operands_of(args, site, view)
+        n, sees = len(seen.arrays), self.sees(site)
+        path = self.meet(site, view, _jax.names_since(self._names_before)) if sees else ""
+        if sees:
+            seen.arrays = self.replace(seen.arrays, site, path, view)
+        if self.passes_on:
+            outs = bind_site(seen, site, view)
+            seen.arrays = list(outs[:n]) or seen.arrays
+            token = outs[-1] if view.gives_token(site) else None
+        else:
+            token = self.token(site) if view.gives_token(site) else None
+        if token is not None:
+            seen.token = token
+        if sees and view.role != "mark":
+            self.record(seen.arrays, site, path, view, seen.extras)
+        if view.role == "look":
+            return []
+        return seen.arrays if token is None else [*seen.arrays, token]
+
+    def not_donated(self, args: Sequence[Any], donated: Sequence[bool]) -> list[Any]:
+        """The arguments of a call that donates some of them, with copies of those that are recorded."""
+        held = {id(x) for x in flat_arrays(self.items)}
+        return [x.copy() if d and id(x) in held and isinstance(x, jax.Array) else x for x, d in zip(args, donated)]
+
+    def sees(self, site: Site) -> bool:
+        """Whether this handler sees a site, and not only other nested ones."""
+        return (site.depths is None or self.depth in site.depths) and (
+            site.handlers is None or self.depth in site.handlers
+        )
+
+    def token(self, site: Site) -> Any:
+        """The token of a site that is met now."""
+        if site in self._sites_here:  # a jaxpr that was inlined twice
+            return self.allot(1)
+        self._sites_here.add(site)
+        return _as_token(self._base)
+
+    def meet(self, site: Site, view: View, names: tuple[Any, ...]) -> str:
+        """Notes that a site was met in scopes with these names; returns the path of the site."""
+        path = self.here(names) + site.path
+        if "*" in path:
+            checked_name(path)  # that of a module may be anything
+        path, _ = starred(path, self.named_loops)
+        self._within_here = self._within(names)
+        if view.is_value:
+            self.met.paths[path] = None
+            self.met.sites[site] = self.met.sites.get(site, frozenset()) | {view.order}
+        elif self.grads:
+            self.met.backward.add((site, view.order))
+        return path
+
+    def chosen(self, site: Site, path: str) -> list[Pattern]:
+        """The patterns that choose a site, in the order given."""
+        whole = site.at(path)
+        lengths = self.lengths_at(path)
+        with naming(whole, "a pattern"):
+            if lengths:
+                found = [pattern for pattern in self.patterns if self.rows_at(site, path, [pattern])]
+            else:
+                found = [p for p in self._patterns.for_path(path) if p == path or matches(p, whole)]
+        self.met.used.update(found)
+        return found
+
+    def rows_at(self, site: Site, path: str, patterns: Sequence[Pattern]) -> list[Row]:
+        """The rows, of the named loops around the current site, that the patterns choose."""
+        rows = rows_chosen(patterns, site, path, self.lengths_at(path))
+        return [row for row in rows if all(within.has(row) for within in self._within_here)]
+
+    def loops_at(self, path: str) -> tuple[int, ...]:
+        """Which of the named loops a starred path is below."""
+        return starred(unstarred(path), self.named_loops)[1] if self.named_loops else ()
+
+    def lengths_at(self, path: str) -> tuple[int, ...]:
+        """The lengths of the named loops that a starred path is below."""
+        return tuple(self.named_loops[i].length for i in self.loops_at(path))
+
+    def finish(self) -> None:
+        """Raises NoSuchSiteError for a pattern that chose nothing."""
+        for pattern in self.patterns:
+            if pattern not in self.met.used:
+                raise no_such_site(pattern, self.met.paths)
+
+    def supply(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
+        """Answers what a site asks of an edit (`plan.Supply`); this handler is not of that edit."""
+        return site_p.bind(*args, site=site, view=view)
+
+    # -- for the kinds of handlers -------------------------------------------------------------------------------------
+
+    def replace(self, arrays: list[Any], site: Site, path: str, view: View) -> list[Any]:
+        """The arrays that the program continues with."""
+        del site, path, view
+        return arrays
+
+    def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Extra, Any]) -> None:
+        """Remembers the arrays and what goes with them, if wanted."""
+
+
+class Rebinding(Handler):
+    """Binds every site again in another form, for the handlers around, with one operand for all.
+
+    It records nothing.
+    """
+
+    # Whether a while loop continues only where the operand is true.
+    stops_loops = False
+    # If the sites of a function with its own derivatives must not be inside its call: the handler for the call. The
+    # function is then run once more, outside the call, for its sites.
+    in_custom_calls: Rebinding | None = None
+
+    def __init__(self, operand: Any = None) -> None:
+        super().__init__(None, ())
+        self.operand = operand
+
+    def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
+        """The handler inside. Tokens are given out by the handlers around."""
+        del base
+        return super().child(1, steps, prefix)
+
+    def of_custom_call(self, outs: Sequence[Any]) -> list[Any]:
+        """The outputs of a function with its own derivatives, or of its forward rule, which may not meet the sites."""
+        return list(outs)
+
+    def carried(self) -> list[Any]:
+        """The operand."""
+        return [] if self.operand is None else [self.operand]
+
+    def carrying(self, values: Sequence[Any]) -> Self:
+        """A handler with another operand."""
+        new = copy.copy(self)
+        if values:
+            (new.operand,) = values
+        return new
+
+
+class SeenSites:
+    """What a handler has met.
+
+    Its parts are made on first use. A capture of jitted functions does not use them; what is met inside is kept with
+    the programs.
+
+    Attributes:
+        paths: The paths of all sites, chosen or not, in program order (a dict for its order).
+        sites: The sites whose values were met, and how many times each had been differentiated.
+        wanted: The sites whose values were recorded, so that their gradients are too.
+        used: The patterns that chose something.
+        backward: The sites whose gradients were met, each with its order.
+        around: What was met before, while something inside runs.
+    """
+
+    __slots__ = ("_inside", "around", "backward", "paths", "sites", "used", "wanted")
+
+    paths: dict[str, None]
+    sites: dict[Site, frozenset[int]]
+    wanted: set[Site]
+    used: set[Pattern]
+    backward: set[tuple[Site, int]]
+
+    def __init__(self, around: SeenSites | None = None) -> None:
+        self.around = around
+        self._inside: list[SeenSites] | None = []  # what to take over; None once the parts are made
+
+    def __getattr__(self, name: str) -> Any:
+        inside, self._inside = self._inside, None
+        if inside is None:
+            raise AttributeError(name)
+        self.paths, self.sites, self.wanted, self.used, self.backward = {}, {}, set(), set(), set()
+        for other in inside:
+            self.update(other)
+        return getattr(self, name)
+
+    def child(self) -> SeenSites:
+        """The `SeenSites` for the inside of something: starts empty, and knows what was met before."""
+        return SeenSites(self)
+
+    def alone(self) -> SeenSites:
+        """The same without what was met before."""
+        new = SeenSites()
+        new._inside = None
+        new.paths, new.sites, new.wanted = self.paths, self.sites, self.wanted
+        new.used, new.backward = self.used, self.backward
+        return new
+
+    def has_met(self, site: Site) -> bool:
+        """Whether the value of a site was met, here or before."""
+        return site in self.sites or (self.around is not None and self.around.has_met(site))
+
+    def wants_gradient(self, site: Site) -> bool:
+        """Whether the value of a site was recorded, here or before."""
+        return site in self.wanted or (self.around is not None and self.around.wants_gradient(site))
+
+    @property
+    def passes(self) -> frozenset[int]:
+        """The differentiations that ran backward, counted from the outermost one.
+
+        From there the count is the same for a value inside a further differentiation, such as a `jax.jvp`, and for one
+        outside of it.
+        """
+        if self._inside is not None and not any(other.backward for other in self._inside):
+            return frozenset()
+        return frozenset(
+            n - 1 - order for site, order in self.backward for n in self.sites.get(site, {order + 1}) if n > order
+        )
+
+    def update(self, other: SeenSites) -> None:
+        """Takes over what was met inside."""
+        if self._inside is not None and other.around is None:
+            self._inside.append(other)
+            return
+        self.paths.update(other.paths)
+        if self.sites:
+            for site, orders in other.sites.items():
+                self.sites[site] = self.sites.get(site, orders) | orders
+        else:
+            self.sites.update(other.sites)
+        self.wanted |= other.wanted
+        self.used |= other.used
+        self.backward |= other.backward
+
+
+def _as_token(number: Any) -> Any:
+    return new_token(number) if isinstance(number, int) else number

@@ -1,0 +1,284 @@
+"""Rewriting a jaxpr with sites inside into one without, whose extra outputs are what the handler recorded.
+
+There are two ways. If the handler only records, site equations are dropped and their operands become outputs: no
+equation is traced again, which keeps tracing cheap. Otherwise the jaxpr is evaluated once under a child of the handler.
+Both are cached by jaxpr and handler.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from sonde import _jax
+from sonde.core.interpret.call_tokens import knowable_outputs, known_outputs
+from sonde.core.interpret.handler import Handler, SeenSites
+from sonde.core.interpret.items import Bundle, Item, build_items, firsts, flat_arrays, flat_specs, in_new_loops
+from sonde.core.interpret.trace import run_under
+from sonde.core.marks.axes import Axis
+from sonde.core.marks.operands import TOKEN_TYPE, operands_of
+from sonde.core.marks.primitive import site_effect, site_p
+from sonde.core.marks.site_search import equations_with_sites, gives_tokens, gradient_sites
+from sonde.core.session.caches import JaxprCache, Meter
+from sonde.core.session.state import capture_state
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Deduplicated:
+    """A rewritten program that returns no array twice.
+
+    Attributes:
+        jaxpr: The program.
+        n_extra: How many arrays it returns beside the outputs.
+        n_outs: How many outputs there are.
+        numbers: For every array that was recorded, its position among the extra outputs.
+    """
+
+    jaxpr: Any
+    n_extra: int
+    n_outs: int
+    numbers: list[int]
+
+    def spread(self, outs: Sequence[Any]) -> Sequence[Any]:
+        """The outputs, and every array as often as it was recorded."""
+        n = self.n_outs
+        if self.n_extra == len(self.numbers):
+            return outs
+        return [*outs[:n], *[outs[n + number] for number in self.numbers]]
+
+
+def deduplicated(jaxprs: Sequence[Any], n_outs: int) -> list[Deduplicated]:
+    """Programs that return alike, such as the branches of a `cond`, without what each of them returns twice."""
+    opened = [_jax.open_jaxpr(jaxpr) for jaxpr in jaxprs]
+    extra = list(zip(*[jaxpr.outvars[n_outs:] for jaxpr in opened]))
+    # A literal number in the program cannot be a key.
+    first, numbers = firsts(tuple(id(v) if isinstance(v, _jax.Literal) else v for v in group) for group in extra)
+    if len(first) == len(numbers):
+        return [Deduplicated(jaxpr, len(first), n_outs, numbers) for jaxpr in jaxprs]
+    kept = [*range(n_outs), *[n_outs + i for i in first]]
+    return [
+        Deduplicated(_with_outputs(jaxpr, [old.outvars[i] for i in kept]), len(first), n_outs, numbers)
+        for jaxpr, old in zip(jaxprs, opened)
+    ]
+
+
+def _with_outputs(jaxpr: Any, outvars: list[Any]) -> Any:
+    old = _jax.open_jaxpr(jaxpr)
+    return _jax.replace_jaxpr(jaxpr, extra_invars=[], eqns=old.eqns, outvars=outvars, effects=old.effects)
+
+
+@dataclasses.dataclass
+class Rewritten:
+    """A rewritten jaxpr: takes `inputs(handler)`, then the old inputs, then this iteration's steps.
+
+    Attributes:
+        jaxpr: Closed, without constants.
+        consts: Values for the first inputs.
+        n_outs: How many of the outputs are those of the program; the arrays of `specs` follow.
+        n_arrays: How many of the inputs after `consts` are the arrays of the handler.
+        takes_base: Whether the input after them is the token to start from.
+        span: How many tokens it uses.
+        cache: For results that depend on it alone.
+        meter: Estimates what it takes, with what is in the cache.
+    """
+
+    jaxpr: Any
+    consts: list[Any]
+    n_outs: int
+    specs: list[Item]
+    takes_base: bool
+    span: int
+    met: SeenSites
+    cache: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    meter: Meter = dataclasses.field(default_factory=Meter)
+    n_arrays: int = 0
+
+    def inputs(self, handler: Handler) -> list[Any]:
+        """The values that this call needs in front of the old inputs."""
+        front = self.front(handler)
+        return [*front, handler.allot(self.span)] if self.takes_base else front
+
+    def front(self, handler: Handler) -> list[Any]:
+        """The first of these: constants, and the arrays of the handler."""
+        return [*self.consts, *handler.arrays()] if self.n_arrays else self.consts
+
+    @property
+    def front_types(self) -> list[Any]:
+        """The types of the constants and of the arrays of the handler."""
+        return [v.aval for v in _jax.open_jaxpr(self.jaxpr).invars[: len(self.consts) + self.n_arrays]]
+
+    @property
+    def types(self) -> list[Any]:
+        """The types of the extra outputs."""
+        return [v.aval for v in _jax.open_jaxpr(self.jaxpr).outvars[self.n_outs :]]
+
+    def known(self, outs: Any, inputs: Sequence[Any], scan: dict[str, Any] | None = None) -> Any:
+        """The outputs of a call, with numbers in place of those that are known; see `tokens`."""
+        key = "known", scan and scan["length"]  # several loops may have one body
+        plan = self.cache.get(key)
+        if plan is None:
+            plan = self.cache[key] = knowable_outputs(self.jaxpr, self._tokens, scan)
+        return known_outputs(outs, plan, inputs) if plan else outs
+
+    @property
+    def _tokens(self) -> list[bool]:
+        """For each output, whether it is the token of an item."""
+        return [False] * self.n_outs + [name == "token" for spec in self.specs for name in spec.names]
+
+    @property
+    def n_extra(self) -> int:
+        """How many extra outputs there are."""
+        return sum(spec.size for spec in self.specs)
+
+    @property
+    def deduplicated(self) -> Deduplicated:
+        """The same with every extra output once: one value that is passed on may have many sites."""
+        if "distinct" not in self.cache:
+            (self.cache["distinct"],) = deduplicated([self.jaxpr], self.n_outs)
+        return self.cache["distinct"]
+
+    def items(self, outs: Sequence[Any], axis: Axis | None = None) -> list[Item]:
+        """The recorded items from the outputs of a call, of a loop if `axis` is given."""
+        specs = self.specs if axis is None else [spec.inside(axis) for spec in self.specs]
+        return build_items(specs, outs[self.n_outs :])
+
+    def items_of_named(self, outs: Sequence[Any], axis: Axis, path: str) -> list[Item]:
+        """The recorded items of a named loop: those of values below its path have its rows."""
+        rows = dataclasses.replace(axis, rows=tuple(range(axis.size or 0)))
+        specs = [
+            spec.inside(rows if spec.view.is_value and spec.path.startswith(f"{path}*/") else axis)
+            for spec in self.specs
+        ]
+        return build_items(specs, outs[self.n_outs :])
+
+
+_cache = JaxprCache()
+
+
+def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = (), *, length: int | None = None) -> Rewritten:
+    """Rewrites a jaxpr for a handler.
+
+    Args:
+        jaxpr: Open without constants, or closed.
+        handler: Decides what to do at the sites, and receives what was recorded.
+        steps: Types of the slices that a loop gives every iteration; more inputs at the end.
+        length: How many iterations there are, if the jaxpr is the body of a scan.
+    """
+    around, handler = handler, handler.entering(length)
+    known = _cache.of(jaxpr) if handler.key is not None else None
+    prefix = around.prefix if handler is around else around.prefix_here()
+    wanted = tuple(map(handler.met.wants_gradient, gradient_sites(jaxpr))) if handler.patterns else ()
+    names = handler.named_loops, handler.loop_name, handler.within
+    calls = handler.calls()
+    key = (handler.key, prefix, *names, wanted, capture_state(), *map(str, steps), calls)
+    new = None if known is None else known.get(key)
+    if new is None:
+        new = _by_moving(jaxpr, handler, prefix) if handler.records_only and not handler.passes_on else None
+        if new is None:
+            new = _by_running(jaxpr, handler, prefix, steps)
+        # Traced constants belong to this run alone.
+        if known is not None and not any(isinstance(c, _jax.Tracer) for c in new.consts):
+            new.meter.bytes += Meter.TRACED * len(_jax.open_jaxpr(new.jaxpr).eqns)
+            known.keep(key, new, new.meter)
+            new.cache["calls"] = handler.calls_since(calls)
+    else:
+        handler.count_again(new.cache["calls"])
+        if handler.tells_loops_apart:
+            new = dataclasses.replace(new, specs=in_new_loops(new.specs))
+    handler.met.update(new.met)
+    return new
+
+
+def _by_running(jaxpr: Any, handler: Handler, prefix: str, steps: Sequence[Any]) -> Rewritten:
+    takes_base = gives_tokens(jaxpr)
+    types = [v.aval for v in _jax.open_jaxpr(jaxpr).invars]
+    seen: list[Any] = []
+
+    arrays = handler.arrays() if handler.key is not None else []
+    n = len(arrays)
+
+    def run(*flat: Any) -> list[Any]:
+        inside, flat = handler.with_arrays(flat[:n]) if n else handler, flat[n:]
+        base, flat = (flat[0], flat[1:]) if takes_base else (1, flat)
+        args, slices = flat[: len(types)], flat[len(types) :]
+        child = inside.child(base=base, steps=slices, prefix=prefix)
+        outs = run_under(child, _jax.eval_jaxpr, jaxpr, *args)
+        seen[:] = [len(outs), flat_specs(child.items), child.span, child.met.alone()]  # and no tracers
+        return [*outs, *flat_arrays(child.items)]
+
+    array_types = [*map(_jax.typeof, arrays)]
+    new, consts = _jax.trace_to_jaxpr(run, [*array_types, *[TOKEN_TYPE] * takes_base, *types, *steps])
+    n_outs, specs, span, met = seen
+    return Rewritten(new, consts, n_outs, specs, takes_base, span, met, n_arrays=n)
+
+
+def _by_moving(jaxpr: Any, handler: Handler, prefix: str) -> Rewritten | None:
+    """Drops site equations; None if something inside needs more than that."""
+    if _jax.close_jaxpr(jaxpr).consts:
+        return None
+    old = _jax.open_jaxpr(jaxpr)
+    takes_base = gives_tokens(jaxpr)
+    base = _jax.new_var(TOKEN_TYPE) if takes_base else None
+    child = handler.child(prefix=prefix)
+    replaced: dict[Any, Any] = {}
+    eqns: list[Any] = []
+    met = set()
+
+    def now(var: Any) -> Any:
+        return var if isinstance(var, _jax.Literal) else replaced.get(var, var)
+
+    def token_after(span: int) -> Any:
+        eqn, var = _jax.add_equation(base, child.skip(span))
+        eqns.append(eqn)
+        return var
+
+    ours = set(map(id, equations_with_sites(old)))
+    for eqn in old.eqns:
+        if id(eqn) not in ours:
+            for v in eqn.invars:
+                if type(v) is _jax.Var and v in replaced:
+                    eqns.append(eqn.replace(invars=[*map(now, eqn.invars)]))
+                    break
+            else:
+                eqns.append(eqn)
+            continue
+        invars = [now(v) for v in eqn.invars]
+        if eqn.primitive is site_p:
+            site, view = eqn.params["site"], eqn.params["view"]
+            if view.gates:
+                return None
+            seen = operands_of(invars, site, view)
+            outs = list(seen.arrays)
+            if view.gives_token(site):
+                seen.token = base if site not in met else token_after(1)
+                met.add(site)
+                outs.append(seen.token)
+            if child.sees(site):
+                path = child.meet(site, view, _jax.names_of(eqn))
+                if view.role != "mark":
+                    child.record(seen.arrays, site, path, view, seen.extras)
+            replaced.update(zip(eqn.outvars, outs))
+        elif eqn.primitive is not _jax.jit_p:
+            return None
+        else:
+            with _jax.open_names_of(eqn):
+                inner = rewrite(eqn.params["jaxpr"], child)
+            if inner.consts:
+                return None
+            front = [token_after(inner.span)] if inner.takes_base else []
+            once = inner.distinct
+            extra = [_jax.new_var(v.aval) for v in _jax.open_jaxpr(once.jaxpr).outvars[once.n_outs :]]
+            params = _jax.jit_params(eqn.params, once.jaxpr, n_in=len(front), n_out=len(extra))
+            outvars, effects = [*eqn.outvars, *extra], eqn.effects - {site_effect}
+            eqns.append(eqn.replace(invars=[*front, *invars], outvars=outvars, params=params, effects=effects))
+            child.items.append(Bundle(inner.specs, once.spread(outvars)[once.n_outs :], inner.cache))
+    specs = flat_specs(child.items)
+    new = _jax.replace_jaxpr(
+        jaxpr,
+        extra_invars=[base] if takes_base else [],
+        eqns=eqns,
+        outvars=[*map(now, old.outvars), *flat_arrays(child.items)],
+        effects=old.effects - {site_effect},
+    )
+    return Rewritten(new, [], len(old.outvars), specs, takes_base, child.span, child.met.alone())

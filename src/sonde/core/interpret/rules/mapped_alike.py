@@ -1,0 +1,153 @@
+"""Under `vmap`, sites of two branches that share a slot get the same axes.
+
+The record of the slot has the values of both, so the gradients at both must have a part for each example, not the sum
+over examples at one of them. Once JAX has turned the branches of a `cond` into a select, later maps meet the sites one
+by one; so each site follows whatever any of them depends on.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Self
+
+from sonde import _jax
+from sonde.core.interpret.handler import Rebinding
+from sonde.core.interpret.trace import run_under
+from sonde.core.marks.batch_like import along
+from sonde.core.marks.operands import operands_of
+from sonde.core.marks.primitive import bind_site, site_p
+from sonde.core.marks.scopes import path_under
+from sonde.core.marks.site import Site, View
+from sonde.core.marks.site_search import sites_inside
+
+# For each array of a site, the operands that it follows; the first is a number that is mapped over the current axis.
+_Follows = dict[Site, tuple[tuple[int, ...], ...]]
+
+
+class _Follow(Rebinding):
+    """Makes arrays of some sites mapped wherever some of the operands of a branch are."""
+
+    def __init__(self, operands: Sequence[Any], follows: _Follows) -> None:
+        super().__init__()
+        self.operands = operands
+        self.follows = follows
+
+    def carried(self) -> list[Any]:
+        """The operands."""
+        return list(self.operands)
+
+    def carrying(self, values: Sequence[Any]) -> Self:
+        """A handler with other operands."""
+        new = copy.copy(self)
+        new.operands = values
+        return new
+
+    def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
+        """Binds the site again with arrays that follow the operands."""
+        given = operands_of(args, site, view)
+        for i, others in enumerate(self.follows.get(site, ()) if view.is_value else ()):
+            (given.arrays[i],) = along(given.arrays[i : i + 1], [self.operands[j] for j in others])
+        return bind_site(given, site, view)
+
+    def of_custom_call(self, outs: Sequence[Any]) -> list[Any]:
+        """The outputs, mapped in the same way whether or not they go through a site."""
+        followed = sorted({j for leaves in self.follows.values() for others in leaves for j in others})
+        return along(outs, [self.operands[j] for j in followed])
+
+
+class _Shared(NamedTuple):
+    """A site of a branch, which of its arrays vary over an axis, and the operands that they may depend on."""
+
+    site: Site
+    varies: tuple[bool, ...]
+    sources: frozenset[int]
+
+
+def _sources(branch: Any) -> Iterator[frozenset[int]]:
+    """For every site inside, the operands of the branch that it may depend on."""
+    jaxpr = _jax.open_jaxpr(branch)
+    reached = {v: frozenset([i]) for i, v in enumerate(jaxpr.invars)}
+    for eqn in jaxpr.eqns:
+        inputs = [reached[v] for v in eqn.invars if not isinstance(v, _jax.Literal) and v in reached]
+        sources: frozenset[int] = frozenset().union(*inputs)
+        inner = 1 if eqn.primitive is site_p else sum(1 for j in _jax.sub_jaxprs(eqn.params) for _ in sites_inside(j))
+        yield from [sources] * inner
+        reached.update(dict.fromkeys(eqn.outvars, sources))
+
+
+def _sites_by_slot(branch: Any, axis_data: Any, mapped: Sequence[bool]) -> dict[Any, _Shared]:
+    """The sites of a branch if these operands are mapped."""
+    after = sites_inside(_jax.mapped_jaxpr(branch, axis_data, mapped))
+    slots: dict[Any, _Shared] = {}
+    for old, new, sources in zip(sites_inside(branch), after, _sources(branch)):
+        site, axes = new.site, new.view.axes
+        if old.site is not site or not new.view.is_value or new.view.role == "supply":
+            continue
+        types = tuple((t.shape, t.dtype) for t in old.types)
+        kind = (path_under(old.names, "", 1) + site.path, site.tag, site.tree, site.arrays, types)
+        number = sum(1 for other, _ in slots if other == kind)
+        is_mapped = len(axes) > len(old.view.axes)
+        varies = tuple(is_mapped and axes[0].on_leaf(i) for i in range(len(types)))
+        slots[kind, number] = _Shared(site, varies, sources)
+    return slots
+
+
+def _follows(found: Sequence[dict[Any, _Shared]], *, chosen_by_each: bool) -> list[_Follows]:
+    """For every branch, what the arrays of its sites follow.
+
+    Args:
+        found: The sites of each branch, by slot.
+        chosen_by_each: Whether the predicate is mapped: an element has the value of the branch that it takes, so all
+            arrays vary over the axis.
+    """
+    of_slot: dict[Any, list[_Shared]] = {}
+    for branch in found:
+        for slot, shared in branch.items():
+            of_slot.setdefault(slot, []).append(shared)
+    varies = {p: [any(has) or chosen_by_each for has in zip(*[s.varies for s in here])] for p, here in of_slot.items()}
+    sources = {p: frozenset[int]().union(*[s.sources for s in here]) for p, here in of_slot.items()}
+    # A function that a branch calls twice has one site for both calls, whose arrays then follow the same operands. A
+    # call may share its slot with another site in another branch, so this is repeated until nothing changes.
+    one_site: dict[tuple[int, Site], list[Any]] = {}
+    for i, branch in enumerate(found):
+        for slot, shared in branch.items():
+            one_site.setdefault((i, shared.site), []).append(slot)
+    before = None
+    while before != (varies, sources):
+        before = dict(varies), dict(sources)
+        for same in one_site.values():
+            together = [any(has) for has in zip(*[varies[slot] for slot in same])]
+            varies.update(dict.fromkeys(same, together))
+            sources.update(dict.fromkeys(same, frozenset[int]().union(*[sources[slot] for slot in same])))
+    follows: list[_Follows] = []
+    for branch in found:
+        shared_sites = {s.site for slot, s in branch.items() if len(of_slot[slot]) > 1}
+        mine: _Follows = {}
+        for slot, shared in branch.items():
+            if shared.site in shared_sites and (shared.site.grads or not chosen_by_each):
+                later = [i + 1 for i in sorted(sources[slot])] if chosen_by_each else []
+                other = mine.get(shared.site, [()] * len(shared.varies))
+                lacks = [wanted and not has for wanted, has in zip(varies[slot], shared.varies)]
+                mine[shared.site] = tuple((*[0] * (0 in its or now), *later) for its, now in zip(other, lacks))
+        follows.append(mine)
+    return follows
+
+
+def mapped_alike(axis_data: Any, args: Any, dims: Any, branches: Any) -> tuple[Any, Any, Any]:
+    """The operands of a cond, where they are mapped, and its branches: with the same axes for sites of one slot."""
+    found = [_sites_by_slot(branch, axis_data, [d is not None for d in dims[1:]]) for branch in branches]
+    follows = _follows(found, chosen_by_each=dims[0] is not None)
+    if not any(others for mine in follows for leaves in mine.values() for others in leaves):
+        return args, dims, branches
+    number = next(_jax.numbers_along(x, d) for x, d in zip(args, dims) if d is not None)
+    number_type = _jax.mapped_type(_jax.typeof(number), axis_data.size, 0)
+    types = [number_type, *[v.aval for v in _jax.open_jaxpr(branches[0]).invars]]
+
+    def alike(branch: Any, mine: _Follows) -> Any:
+        def run(*operands: Any) -> list[Any]:
+            return run_under(_Follow(operands, mine), _jax.eval_jaxpr, branch, *operands[1:])
+
+        return _jax.trace_to_closed_jaxpr(run, types)
+
+    return [args[0], number, *args[1:]], [dims[0], 0, *dims[1:]], tuple(map(alike, branches, follows))

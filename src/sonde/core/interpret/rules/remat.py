@@ -1,0 +1,66 @@
+"""Rematerialised functions. Sites run in the forward pass; the recomputation has plain identities instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sonde import _jax
+from sonde.core.interpret.rewrite import rewrite
+from sonde.core.interpret.trace import RULES, SiteTrace, check_may_miss_all
+from sonde.core.marks.site_search import first_site
+from sonde.errors import CaptureError
+
+
+def remat_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    """A call of a function under `jax.checkpoint`."""
+    handler = trace.handler
+    new = rewrite(params["jaxpr"], handler)
+    inputs = [*new.inputs(handler), *args]
+    outs = _jax.remat_p.bind(*inputs, **{**params, "jaxpr": _jax.open_jaxpr(new.jaxpr)})
+    outs = new.known(outs, inputs)
+    handler.items += new.items(outs)
+    return outs[: new.n_outs]
+
+
+def operation_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    """An operation that carries its own rules, in JAX 0.12: `jax.checkpoint` with `jax_remat3`, and others.
+
+    What it stands for is run instead of it, where nothing around can differentiate or map it. Elsewhere its rules may
+    be other than those of what it stands for; of `jax.checkpoint` they are not.
+    """
+    if trace.parent is _jax.eval_trace:
+        with _jax.set_current_trace(trace):
+            return _jax.expanded(args, params)
+    operation = params["_prim"]
+    if not isinstance(operation, _jax.RematTraced):
+        check_may_miss_all(_jax.call_hi_primitive_p, params)
+        return _jax.call_hi_primitive_p.bind(*args, **params)
+    handler = trace.handler
+    new = rewrite(operation.jaxpr, handler)
+    inputs = [*new.inputs(handler), *args]
+    outs = _jax.bind_checkpoint(operation, new.jaxpr, inputs)
+    outs = new.known(outs, inputs)
+    handler.items += new.items(outs)
+    return outs[: new.n_outs]
+
+
+def _check_recomputation(jaxpr: Any) -> None:
+    """Checks a program that recomputes a function, with `jax_remat3`: its sites would be recorded again.
+
+    Raises:
+        CaptureError: It has sites, in a loop or a function whose rules are not those of what is inside.
+    """
+    site = first_site(jaxpr)
+    if site is not None:
+        raise CaptureError(
+            f"site {site.path!r} ({site.source}) cannot be captured: it is in a while_loop or a function with its own "
+            "derivatives, under jax.checkpoint with jax_remat3, which runs it twice; sow the value outside of it, or "
+            "set jax_remat3 to False"
+        )
+
+
+recomputing: _jax.InPlace = _jax.recomputations_checked(_check_recomputation)
+RULES[_jax.remat_p] = remat_rule
+if _jax.call_hi_primitive_p is not None:
+    RULES[_jax.call_hi_primitive_p] = operation_rule

@@ -1,0 +1,132 @@
+"""`scan`, and with it `map`, `fori_loop` with known bounds, and the gradients of all of them.
+
+Every iteration's value becomes a row of one array, in the order in which the iterations ran. A gradient comes out of
+the reversed loop that computes it; whether its rows have to be reversed is decided when it is paired with its value,
+because only then is it known whether the gradient is of this loop or was taken inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import jax.numpy as jnp
+import numpy as np
+
+from sonde import _jax
+from sonde.core.interpret.handler import Rebinding
+from sonde.core.interpret.rewrite import rewrite
+from sonde.core.interpret.trace import RULES, SiteTrace, run_under
+from sonde.core.marks.axes import Axis
+from sonde.core.marks.operands import TOKEN_TYPE as INDEX_TYPE
+from sonde.core.marks.operands import operands_of
+from sonde.core.marks.primitive import bind_site, site_p
+from sonde.core.marks.site import Site, View
+from sonde.core.marks.site_search import has_sites, sites_inside
+from sonde.core.session.caches import JaxprCache
+from sonde.core.session.state import capture_state
+
+
+def scan_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    """A scan."""
+    handler, body = trace.handler, params["jaxpr"]
+    length, reverse = params["length"], params["reverse"]
+    xs = handler.loop_inputs(body, length, reverse)
+    if handler.counts_iterations:
+        xs = [jnp.flip(jnp.arange(length)) if reverse else jnp.arange(length), *xs]
+    steps = [_jax.mapped_type(_jax.typeof(x), length, 0) for x in xs]
+    new = rewrite(body, handler, steps, length=length)
+    inputs = new.inputs(handler)
+    once = new.distinct
+    wider = _jax.scan_params(params, once.jaxpr, n_consts=len(inputs), n_xs=len(xs), n_ys=once.n_extra)
+    operands = [*inputs, *args, *xs]
+    outs = once.spread(_jax.scan_p.bind(*operands, **wider))
+    outs = new.known(outs, operands, {**wider, "jaxpr": new.jaxpr})
+    axis = Axis("scan", length, loop=object(), reverse=reverse)
+    name = handler.loop_path()
+    items = new.items(outs, axis) if name is None else new.items_of_named(outs, axis, name)
+    if reverse:
+        items = [item.map_arrays(_turned) if item.view.is_value else item for item in items]
+    handler.items += items
+    return outs[: new.n_outs]
+
+
+def _turned(x: Any) -> Any:
+    return jnp.flip(x, 0)
+
+
+RULES[_jax.scan_p] = scan_rule
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Differentiating a scan moves what does not change from iteration to iteration out of the loop, sites included; there
+# a site would be met once and not once per iteration. An anchor, the number of the iteration, keeps it inside.
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class _Anchor(Rebinding):
+    """Gives every site of a loop body one more operand, which differs between all iterations of the loops around it."""
+
+    loops = 1  # how many loops are around, up to the one that is differentiated
+
+    def loop_inputs(self, body: Any, length: int, reverse: bool) -> list[Any]:
+        """The numbers of the iterations of a loop inside."""
+        del body, reverse
+        return [np.arange(length, dtype=np.int32)]
+
+    def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
+        """The handler inside. In a loop, the operand of its sites changes with that loop too."""
+        new = super().child(base, steps, prefix)
+        if steps:
+            new.operand, new.loops = self.operand + steps[0], self.loops + 1
+        return new
+
+    def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
+        """Binds the site again with the anchor."""
+        if view.anchored >= self.loops or view.role == "mark":
+            return site_p.bind(*args, site=site, view=view)
+        given, anchored = operands_of(args, site, view), view.replace(anchored=self.loops)
+        if view.anchored:  # in the loops inside, by a differentiation in the body
+            given.anchor = given.anchor + self.operand
+            return bind_site(given, site, anchored)
+        given.anchor = self.operand
+        if not view.is_value:  # a gradient that was taken in the loop body; differentiated again it is the identity
+            bind_site(given, site, anchored.replace(role="look"))
+            return [] if view.role == "look" else given.arrays
+        state = capture_state()
+        # New values, and gradients of a later differentiation, may differ between iterations.
+        stays = site.grads or (state is not None and state.edits)
+        if stays or view.role == "look":
+            return bind_site(given, site, anchored)
+        outs = bind_site(given, site, view.replace(role="mark"))
+        bind_site(given, site, anchored.replace(role="look"))
+        return outs
+
+
+_anchored_bodies = JaxprCache()
+
+
+def _anchored(body: Any) -> Any:
+    """A loop body that takes the number of the iteration as its last input; None if its sites are anchored already."""
+    if not any(f.view.role != "mark" and f.view.anchored <= len(f.loops) for f in sites_inside(body)):
+        return None
+    known = _anchored_bodies.of(body)
+    if capture_state() not in known:
+        types = [v.aval for v in _jax.open_jaxpr(body).invars]
+
+        def run(*flat: Any) -> list[Any]:
+            return run_under(_Anchor(flat[-1]), _jax.eval_jaxpr, body, *flat[:-1])
+
+        known[capture_state()] = _jax.trace_to_closed_jaxpr(run, [*types, INDEX_TYPE])
+    return known[capture_state()]
+
+
+def _anchoring(params: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    """The numbers of the iterations, and the parameters of a scan that includes them; None if not needed."""
+    body = _anchored(params["jaxpr"]) if has_sites(params["jaxpr"]) else None
+    if body is None:
+        return None
+    return np.arange(params["length"], dtype=np.int32), _jax.scan_params(params, body, n_consts=0, n_xs=1, n_ys=0)
+
+
+_jax.at_first_capture(lambda: _jax.prepare_scans_for_differentiation(_anchoring))

@@ -1,0 +1,365 @@
+"""`while_loop`, of unknown length: the values of the last iteration, and the number of iterations.
+
+On request the last few iterations are kept, in a ring that is put in order after the loop (`loop_carry`).
+
+Under `vmap` with a mapped predicate the loop runs until the last element is done. The predicate is then an array, and
+everything that the loop carries has its axes in front: JAX does not change an element that has finished.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde import _jax
+from sonde._jax import batching, mlir
+from sonde.core.edits.plan import running
+from sonde.core.interpret.handler import Handler, Rebinding
+from sonde.core.interpret.items import build_items
+from sonde.core.interpret.rewrite import Rewritten, rewrite
+from sonde.core.interpret.rules.loop_carry import LoopState, gate_from_outside
+from sonde.core.interpret.trace import RULES, SiteTrace, check_may_miss_all, run_under
+from sonde.core.marks.batch_like import repeated
+from sonde.core.marks.operands import TOKEN, WRITTEN_DOWN, operands_of
+from sonde.core.marks.primitive import bind_site, site_p
+from sonde.core.marks.site import Site, View
+from sonde.core.marks.site_search import gives_tokens, has_sites, sites_inside
+from sonde.core.session.caches import JaxprCache, by_identity
+from sonde.core.session.state import capture_state
+from sonde.errors import EditError
+
+INDEX_TYPE = _jax.typeof(np.zeros((), np.int32))
+
+
+def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    """A while loop, or a `fori_loop` with bounds known only when it runs."""
+    handler = trace.handler
+    n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
+    test_consts, body_consts, init = args[:n_test], args[n_test : n_test + n_body], args[n_test + n_body :]
+    test = _Part(params["cond_jaxpr"], handler, test_consts)  # it runs first: calls are counted in that order
+    body = _Part(params["body_jaxpr"], handler, body_consts)
+    if not (body.new.specs or test.new.specs or handler.counts_iterations):
+        # Nothing has to come out: the loop stays as it is.
+        return _bind(*_also_asked(handler, test), body.new.jaxpr, body.front, init)
+    active, mapped = _jax.open_jaxpr(params["cond_jaxpr"]).outvars[0].aval, _mapped_loop(params["cond_jaxpr"])
+    if active.shape and mapped is None:
+        # A program that interprets others, such as Quax, put the sites into a loop that `vmap` had mapped before. Which
+        # of their axes are those of the predicate is not known.
+        check_may_miss_all(_jax.while_p, params, "was mapped before it had sites")
+        return _jax.while_p.bind(*args, **(_rewritten(params, _NoSites(), has_sites) or params))
+    keep = body.keep(active, handler, mapped)
+    keep_test = test.keep(active, handler, mapped)
+    # The test runs once before the loop and once in every iteration. If another capture records it too, it stays where
+    # it is, and what is recorded here is computed once more. Otherwise the loop carries its answer.
+    computed_again = bool(test.new.specs) and handler.passes_on
+    recorded_test = _Part(params["cond_jaxpr"], handler.quietly(), test_consts) if computed_again else test
+    carries_answer = bool(test.new.specs) and not computed_again
+
+    n_body, n_test = len(body.front), len(recorded_test.front)
+
+    def run_test(
+        front: Sequence[Any], carry: Sequence[Any], count: Any, kept: Sequence[Any] | None = None
+    ) -> tuple[list[Any], list[Any]]:
+        """The answer, if the loop carries it, and what is kept of this run of the test and those before."""
+        if not test.new.specs:
+            return [], []
+        (answer,), seen = recorded_test.run(front, carry, count)
+        if kept is None:
+            return [answer] * carries_answer, keep_test.begin(seen)
+        return [answer] * carries_answer, keep_test.update(count - 1, seen, kept, slot=count)
+
+    def divide(state: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
+        """What the program carries, what is kept of body and test, how many times the body ran, the test's answer."""
+        n, n_kept = len(init), len(keep.chosen)
+        carry, kept, (count, *rest) = state[:n], state[n : n + n_kept], state[n + n_kept :]
+        return carry, kept, rest[carries_answer:], count, rest[:carries_answer]
+
+    def go_on(*flat: Any) -> list[Any]:
+        front, state = flat[: len(test.front)], flat[len(test.front) :]
+        carry, _, _, count, answer = divide(state)
+        return answer if carries_answer else test.run(front, carry, count)[0]
+
+    def step(*flat: Any) -> list[Any]:
+        front, test_front, state = flat[:n_body], flat[n_body : n_body + n_test], flat[n_body + n_test :]
+        carry, kept, kept_test, count, _ = divide(state)
+        carry, seen = body.run(front, carry, count)
+        kept = keep.update(count, seen, kept)
+        answer, kept_test = run_test(test_front, carry, count + 1, kept_test)
+        return [*carry, *kept, count + 1, *answer, *kept_test]
+
+    count = keep.no_iterations()
+    answer, seen = run_test(recorded_test.front, init, count)
+    start = [*init, *keep.empty(body.new.types, body.known_before()), count, *answer, *seen]
+    types, step_front = [*map(_jax.typeof, start)], [*body.front, *recorded_test.front]
+    # The same jaxprs each time: JAX compiles a loop that is not in a jitted function again for other jaxprs.
+    parts = (body.new, test.new, recorded_test.new)
+    key = ("while", *map(id, parts), tuple(types), handler.last, by_identity(handler.fold))
+    if key not in body.new.cache:
+        of_test = _jax.trace_to_jaxpr(go_on, [*map(_jax.typeof, test.front), *types])
+        of_step = _jax.trace_to_jaxpr(step, [*map(_jax.typeof, step_front), *types])
+        traced = any(isinstance(x, _jax.Tracer) for x in (*of_test[1], *of_step[1]))
+        known = {} if traced else body.new.cache
+        known[key] = parts, of_test, of_step
+    else:
+        known = body.new.cache
+    _, (test_jaxpr, test_consts), (step_jaxpr, step_consts) = known[key]
+    final = _bind(test_jaxpr, [*test_consts, *test.front], step_jaxpr, [*step_consts, *step_front], start)
+    carry, kept, kept_test, count, _ = divide(final)
+    loop = object()
+    handler.items += keep_test.items(kept_test, count, loop, runs=count + 1) + keep.items(kept, count, loop, runs=count)
+    return list(carry)
+
+
+def _bind(test: Any, test_consts: Sequence[Any], body: Any, body_consts: Sequence[Any], init: Sequence[Any]) -> Any:
+    return _jax.while_p.bind(
+        *test_consts,
+        *body_consts,
+        *init,
+        cond_nconsts=len(test_consts),
+        cond_jaxpr=test,
+        body_nconsts=len(body_consts),
+        body_jaxpr=body,
+    )
+
+
+class _Part:
+    """The test or the body of a loop, rewritten."""
+
+    def __init__(self, jaxpr: Any, handler: Handler, consts: Sequence[Any]) -> None:
+        self.numbered = handler.counts_iterations
+        self.new: Rewritten = rewrite(jaxpr, handler, [INDEX_TYPE] * self.numbered)
+        self.front = [*self.new.inputs(handler), *consts]
+
+    def run(self, front: Sequence[Any], carry: Sequence[Any], count: Any) -> tuple[list[Any], list[Any]]:
+        """The outputs of the program, and what was recorded; `front` is `self.front`, or tracers for it."""
+        # An element that is still active has run in every iteration.
+        steps = [jnp.max(count, initial=0)] * self.numbered
+        outs = _jax.eval_jaxpr(self.new.jaxpr, *front, *carry, *steps)
+        return outs[: self.new.n_outs], outs[self.new.n_outs :]
+
+    def keep(self, active: Any, handler: Handler, mapped: object) -> LoopState:
+        """What the loop carries along for it."""
+        return LoopState(self.new.specs, self.new.distinct.numbers, active, handler.last, handler.fold, mapped)
+
+    def known_before(self) -> list[Any]:
+        """For each of the recorded arrays, its value for an element that never runs; None for zeros."""
+        flags = build_items(self.new.specs, [*range(self.new.n_outs, self.new.n_outs + self.new.n_extra)])
+        known: list[Any] = [None] * self.new.n_extra
+        for item in flags:
+            if "taken" in item.extras:
+                at = item.extras["taken"]
+                known[at - self.new.n_outs] = gate_from_outside(self.new.jaxpr, at, self.front)
+        return known
+
+
+def _also_asked(handler: Handler, test: _Part) -> tuple[Any, list[Any]]:
+    """The test of a loop that continues only where the handler allows it, and its constants."""
+    if not isinstance(handler, Rebinding) or not handler.stops_loops:
+        return test.new.jaxpr, test.front
+
+    def ask(*flat: Any) -> list[Any]:
+        (answer,) = _jax.eval_jaxpr(test.new.jaxpr, *flat)
+        return [jnp.logical_and(answer, handler.operand)]
+
+    jaxpr, consts = _jax.trace_to_jaxpr(ask, [v.aval for v in _jax.open_jaxpr(test.new.jaxpr).invars])
+    return jaxpr, [*consts, *test.front]
+
+
+RULES[_jax.while_p] = while_rule
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Under remat JAX cannot save anything from inside a while loop, not even a token. It cannot differentiate the loop
+# backwards either, so its sites are only recorded. A loop that is computed again was recorded before.
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+_numbers = itertools.count(WRITTEN_DOWN, -1)
+
+
+class _LookOnly(Rebinding):
+    """Splits every site into the value, which passes through, and a look that records it.
+
+    Gradients that are computed in the body find their values by constant tokens.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_custom_calls = _NoSites(in_calls=True)  # JAX would save what a call with sites inside returns
+
+    def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
+        """Binds the look."""
+        if view.role == "supply":
+            return site_p.bind(*args, site=running(site, "twice"), view=view)
+        if not view.gives_token(site):
+            return site_p.bind(*args, site=site, view=view)
+        given = operands_of(args, site, view)
+        given.token = np.asarray(next(_numbers), TOKEN)
+        if view.role == "site":
+            bind_site(given, site, view.replace(role="look"))
+        return [*given.arrays, given.token]
+
+
+class _NoSites(Rebinding):
+    """Leaves sites out: those given, or all."""
+
+    def __init__(self, sites: frozenset[Site] | None = None, *, in_calls: bool = False) -> None:
+        super().__init__()
+        self.sites = sites
+        self.in_calls = in_calls  # of functions with their own derivatives
+
+    def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
+        """The values, and a token that is not used."""
+        if view.role == "supply" and self.in_calls:
+            raise EditError(
+                f"edit of {site.path!r} ({site.source}): the site is in a function with its own derivatives, in a "
+                "while_loop that jax.checkpoint computes again; edit the result of the function, or leave out "
+                "jax.checkpoint"
+            )
+        if view.role == "supply" or (self.sites is not None and site not in self.sites):
+            return site_p.bind(*args, site=site, view=view)
+        values = [] if view.role == "look" else operands_of(args, site, view).arrays
+        return [*values, np.zeros((), TOKEN)] if view.gives_token(site) else values
+
+
+_PARTS = ("cond_jaxpr", "body_jaxpr")
+
+
+def _rewritten(params: dict[str, Any], handler: Rebinding, wants: Callable[[Any], bool]) -> dict[str, Any] | None:
+    new = {}
+    for name in _PARTS:
+        jaxpr = params[name]
+        if wants(jaxpr):
+            types = [v.aval for v in _jax.open_jaxpr(jaxpr).invars]
+            run = functools.partial(run_under, handler, _jax.eval_jaxpr, jaxpr)
+            new[name] = _jax.trace_to_closed_jaxpr(run, types)
+    return {**params, **new} if new else None
+
+
+def _has_sites(params: dict[str, Any]) -> bool:
+    return any(has_sites(params[name]) for name in _PARTS)
+
+
+def _without_tokens(params: dict[str, Any]) -> dict[str, Any] | None:
+    return _rewritten(params, _LookOnly(), lambda jaxpr: has_sites(jaxpr) and (gives_tokens(jaxpr) or _asks(jaxpr)))
+
+
+def _asks(jaxpr: Any) -> bool:
+    """Whether a site inside asks an edit."""
+    return any(found.view.role == "supply" for found in sites_inside(jaxpr))
+
+
+def _met_already(forward: dict[str, Any], again: dict[str, Any]) -> dict[str, Any] | None:
+    found = [found for name in _PARTS for found in sites_inside(forward[name])]
+    met = frozenset(f.site for f in found if f.view.role != "mark")
+    return _rewritten(again, _NoSites(met), has_sites) if met else None
+
+
+_jax.at_first_capture(lambda: _jax.prepare_while_loops_for_remat(_has_sites, _without_tokens, _met_already))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Under vmap with a mapped predicate: which axes of a site are those of the predicate? Every site inside gets an operand
+# that is mapped, too, and so learns of the axis (`Axis.stopping`). The loop gets a name by which it is found again.
+# ---------------------------------------------------------------------------------------------------------------------
+
+mapped_p = _jax.Primitive("sonde_mapped_while")  # the identity, on the predicate of a loop; its parameter is the name
+mapped_p.def_impl(lambda x, *, loop: x)
+mapped_p.def_abstract_eval(lambda x, *, loop: x)
+mlir.register_lowering(mapped_p, lambda ctx, x, *, loop: [x])
+batching.primitive_batchers[mapped_p] = lambda args, dims, *, loop: (mapped_p.bind(args[0], loop=loop), dims[0])
+
+
+def _mapped_loop(test: Any) -> object:
+    """The name that a loop got when it was mapped; None if it was not."""
+    found = (eqn.params["loop"] for eqn in _jax.open_jaxpr(test).eqns if eqn.primitive is mapped_p)
+    return next(found, None)
+
+
+class _Active(Rebinding):
+    """Gives every site inside a loop one more operand, which will be mapped like the predicate."""
+
+    def __init__(self, operand: Any, loop: object) -> None:
+        super().__init__(operand)
+        self.loop = loop
+
+    def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
+        """Binds the site again with the operand."""
+        given = operands_of(args, site, view)
+        given.active = (*given.active, self.operand)
+        return bind_site(given, site, view.replace(whiles=(*view.whiles, self.loop)))
+
+
+def _predicate_is_mapped(axis_data: Any, dims: Sequence[Any], params: dict[str, Any]) -> bool:
+    """Whether the elements of a loop that is mapped like this may stop at different iterations."""
+    n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
+    mapped = [d is not None for d in dims]
+    test_consts, body_consts, carry = mapped[:n_test], mapped[n_test : n_test + n_body], mapped[n_test + n_body :]
+    for _ in range(len(carry) + 1):
+        outs = _jax.mapped_outputs(params["body_jaxpr"], axis_data, [*body_consts, *carry], carry)
+        if carry == outs:
+            break
+        carry = [a or b for a, b in zip(carry, outs)]
+    return _jax.mapped_outputs(params["cond_jaxpr"], axis_data, [*test_consts, *carry], False)[0]
+
+
+def _naming_batcher(plain: Any) -> Any:
+    def rule(axis_data: Any, args: Any, dims: Any, **params: Any) -> Any:
+        test, body = params["cond_jaxpr"], params["body_jaxpr"]
+        if not (has_sites(test) or has_sites(body)) or not _predicate_is_mapped(axis_data, dims, params):
+            return plain(axis_data, args, dims, **params)
+        on_mesh = axis_data.explicit_mesh_axis is not None
+        params["cond_jaxpr"], params["body_jaxpr"] = _with_active(test, body, on_mesh)
+        n = params["cond_nconsts"]
+        params.update(cond_nconsts=n + 1, body_nconsts=params["body_nconsts"] + 1)
+        number = repeated(np.zeros((), np.int32), axis_data)
+        args = list(map(_jax.on_mesh_around, args)) if on_mesh else args
+        args, dims = [number, *args[:n], number, *args[n:]], [0, *dims[:n], 0, *dims[n:]]
+        return plain(axis_data, args, dims, **params)
+
+    return rule
+
+
+_named = JaxprCache()
+
+
+def _with_active(test: Any, body: Any, on_mesh: bool) -> tuple[Any, Any]:
+    """Test and body of a loop with one more operand in front, which every site inside gets.
+
+    If they are about to be mapped over an axis of a mesh, all types must name the mesh: that of a counter does not.
+    """
+    mesh = jax.sharding.get_abstract_mesh() if on_mesh else None
+    known, key = _named.of(body), ("active", id(test), capture_state(), mesh)
+    if key not in known:
+        loop = _mapped_loop(test)
+        named, loop = loop is not None, loop or object()
+
+        def new_test(number: Any, *flat: Any) -> list[Any]:
+            (answer,) = run_under(_Active(number, loop), _jax.eval_jaxpr, test, *flat)
+            return [answer if named else mapped_p.bind(answer, loop=loop)]
+
+        def new_body(number: Any, *flat: Any) -> list[Any]:
+            outs = run_under(_Active(number, loop), _jax.eval_jaxpr, body, *flat)
+            return list(map(_jax.on_mesh_around, outs)) if on_mesh else outs
+
+        new = []
+        for jaxpr, run in ((test, new_test), (body, new_body)):
+            types = [INDEX_TYPE, *[v.aval for v in _jax.open_jaxpr(jaxpr).invars]]
+            types = list(map(_jax.type_on_mesh_around, types)) if on_mesh else types
+            new.append(_jax.trace_to_closed_jaxpr(run, types))
+        known[key] = test, tuple(new)
+    return known[key][1]
+
+
+def _change_mapping() -> None:
+    rules = batching.fancy_primitive_batchers
+    rules[_jax.while_p] = _naming_batcher(rules[_jax.while_p])
+
+
+_jax.at_first_capture(_change_mapping)

@@ -1,0 +1,311 @@
+"""Where an array comes from: the arrays it was made from by changes that keep its role, such as a cast.
+
+A weight that is cast, masked, scaled, updated by an optimizer or carried by a loop is still that weight. In a program
+that is being traced, equations say what a tracer was computed from, and the description of the call says which array an
+argument is (`_jax.TracedArguments`). Outside of tracing, arrays have no such history: while a capture looks into a
+model, results computed from its arrays are noted (`Changed`), by weak references.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from sonde import _jax
+from sonde.core.session.caches import ByIdentity
+
+_STEPS = 200  # how many equations are followed for one array
+# The result of these primitives is a changed form of each operand. A weight that is computed in another way, such as by
+# a matrix product, is a new one. fmt: off
+_CHANGES = frozenset(
+    {
+        "abs",
+        "add",
+        "add_any",
+        "and",
+        "broadcast_in_dim",
+        "ceil",
+        "clamp",
+        "concatenate",
+        "convert_element_type",
+        "copy",
+        "copy_p",
+        "cos",
+        "device_put",
+        "div",
+        "dynamic_slice",
+        "dynamic_update_slice",
+        "exp",
+        "expand_dims",
+        "expm1",
+        "floor",
+        "gather",
+        "integer_pow",
+        "log",
+        "log1p",
+        "logistic",
+        "max",
+        "min",
+        "mul",
+        "neg",
+        "not",
+        "optimization_barrier",
+        "or",
+        "pow",
+        "real",
+        "reduce_precision",
+        "reshape",
+        "rev",
+        "round",
+        "rsqrt",
+        "scatter",
+        "scatter-add",
+        "scatter_add",
+        "scatter_mul",
+        "select_n",
+        "sharding_constraint",
+        "sign",
+        "sin",
+        "slice",
+        "sonde_site",
+        "split",
+        "sqrt",
+        "square",
+        "squeeze",
+        "stack",
+        "stop_gradient",
+        "sub",
+        "tanh",
+        "transpose",
+        "unstack",
+    }
+)
+# Primitives that only move elements: the result may have another shape.
+_MOVES = frozenset(
+    {
+        "concatenate",
+        "convert_element_type",
+        "copy",
+        "copy_p",
+        "dynamic_slice",
+        "expand_dims",
+        "gather",
+        "reshape",
+        "rev",
+        "slice",
+        "split",
+        "squeeze",
+        "stack",
+        "transpose",
+        "unstack",
+    }
+)
+# fmt: on
+
+
+def _moves(primitive: Any, params: dict[str, Any], inputs: Sequence[Any]) -> bool:
+    """Whether a primitive only moves elements of its arrays."""
+    if primitive.name == "broadcast_in_dim":  # for axes of one element
+        return math.prod(params["shape"]) == inputs[0].size
+    if primitive is _jax.jit_p:
+        eqns = [
+            eqn for eqn in _jax.open_jaxpr(params["jaxpr"]).eqns if any(getattr(v.aval, "ndim", 0) for v in eqn.outvars)
+        ]
+        return all(_moves(e.primitive, e.params, [var.aval for var in e.invars]) for e in eqns)
+    return primitive.name in _MOVES
+
+
+def changed_inputs(primitive: Any, params: dict[str, Any], position: int, n_inputs: int) -> Iterable[int]:
+    """The inputs, by number, of which an output of a primitive is a changed form."""
+    if primitive.name in _CHANGES:
+        return range(n_inputs)
+    if primitive is _jax.scan_p:
+        n_consts, n_carry = _jax.scan_sizes(params)
+        return [n_consts + position] if position < n_carry else []
+    if primitive is _jax.while_p:
+        return [params["cond_nconsts"] + params["body_nconsts"] + position]
+    if primitive is _jax.cond_p:
+        return sorted({1 + i for branch in params["branches"] for i in _changed_inputs_of(branch)[position]})
+    inner = [*_jax.sub_jaxprs(params)]
+    if len(inner) == 1:
+        jaxpr = _jax.open_jaxpr(inner[0])
+        if len(jaxpr.invars) == n_inputs and position < len(jaxpr.outvars):
+            return _changed_inputs_of(inner[0])[position]
+    return []
+
+
+def _changed_inputs_of(jaxpr: Any) -> list[frozenset[int]]:
+    """For every output of a program, the inputs of which it is a changed form."""
+    return _of_jaxprs.of(_jax.open_jaxpr(jaxpr))
+
+
+def _find_changed_inputs(jaxpr: Any) -> list[frozenset[int]]:
+    of: dict[Any, frozenset[int]] = {var: frozenset({i}) for i, var in enumerate(jaxpr.invars)}
+    nothing = frozenset[int]()
+
+    def look_up(var: Any) -> frozenset[int]:
+        return nothing if isinstance(var, _jax.Literal) else of.get(var, nothing)
+
+    for eqn in jaxpr.eqns:
+        if not any(map(look_up, eqn.invars)):
+            continue
+        for position, var in enumerate(eqn.outvars):
+            if not getattr(var.aval, "ndim", 0):
+                continue
+            inputs = changed_inputs(eqn.primitive, eqn.params, position, len(eqn.invars))
+            found = [look_up(eqn.invars[k]) for k in inputs if getattr(eqn.invars[k].aval, "ndim", 0)]
+            if made := nothing.union(*found):
+                of[var] = made
+    return [look_up(var) for var in jaxpr.outvars]
+
+
+_of_jaxprs = ByIdentity(_find_changed_inputs)
+
+
+class Changed:
+    """The arrays outside traced programs that are changed forms of some arrays, and the latter.
+
+    Attributes:
+        shapes: The shapes of the arrays. JAX calls a compiled function without notice if it was called with the same
+            shapes before. So it must be known which calls to check every time: those that get an array of such a shape
+            and return one, or move its elements.
+    """
+
+    __slots__ = ("_all_shapes", "_ends", "_innermost", "_is_change", "shapes")
+
+    def __init__(self, arrays: Iterable[Any] = ()) -> None:
+        self._innermost = _jax.current_trace()
+        self._ends: dict[int, tuple[weakref.ref[Any], frozenset[int]]] = {}
+        self._all_shapes: set[tuple[int, ...]] = set()  # including those of arrays whose elements were moved
+        self._is_change: dict[Any, bool] = {}
+        for array in arrays:
+            if isinstance(array, jax.Array) and not isinstance(array, _jax.Tracer) and np.ndim(array):
+                self._all_shapes.add(np.shape(array))
+                self._note(array, frozenset({id(array)}))
+        self.shapes = frozenset(self._all_shapes)
+
+    @property
+    def around(self) -> list[Any]:
+        """The traces that were active when it was made."""
+        return _jax.traces_around(self._innermost)
+
+    def _note(self, array: Any, ends: frozenset[int]) -> None:
+        if not _jax.is_followed(array):
+            return
+        number, known = id(array), self._ends
+        known[number] = weakref.ref(array, lambda _: known.pop(number, None)), ends
+
+    def ends(self, array: Any) -> frozenset[int]:
+        """The arrays of which an array is a changed form, by identity; empty if there are none."""
+        found = self._ends.get(id(array))
+        return found[1] if found is not None and found[0]() is array else frozenset()
+
+    def can_be_change(self, params: dict[str, Any]) -> bool:
+        """Whether, by its shapes, a jitted call may return a changed form of one of these arrays."""
+        jaxpr = params["jaxpr"]
+        if not self.shapes:
+            return False
+        found = self._is_change.get(jaxpr)
+        if found is None:
+            of = _jax.open_jaxpr(jaxpr)
+            outs = [i for i, var in enumerate(of.outvars) if getattr(var.aval, "shape", None) in self._all_shapes]
+            if _moves(_jax.jit_p, params, ()):
+                outs = range(len(of.outvars))
+            inputs = _changed_inputs_of(jaxpr) if outs else []
+            found = any(of.invars[k].aval.shape in self._all_shapes for i in outs for k in inputs[i])
+            self._is_change[jaxpr] = found
+        return found
+
+    def note(self, primitive: Any, params: dict[str, Any], inputs: Sequence[Any], outputs: Any) -> None:
+        """Notes what a primitive has computed."""
+        known = self._ends
+        if not any(id(x) in known for x in inputs):
+            return
+        moves = _moves(primitive, params, inputs)
+        for position, out in enumerate(outputs if primitive.multiple_results else (outputs,)):
+            is_followed = moves or np.shape(out) in self._all_shapes
+            if isinstance(out, _jax.Tracer) or not np.ndim(out) or not is_followed or self.ends(out):
+                continue
+            of = [inputs[i] for i in changed_inputs(primitive, params, position, len(inputs))]
+            if ends := frozenset[int]().union(*[self.ends(x) for x in of]):
+                self._note(out, ends)
+                if np.shape(out) not in self._all_shapes:
+                    self._all_shapes.add(np.shape(out))
+                    self._is_change.clear()
+
+
+@dataclasses.dataclass(slots=True)
+class Source:
+    """Where an array comes from.
+
+    Attributes:
+        ends: The arrays outside, by identity.
+        values: The same, or what they were changed to, by weak references.
+        numbers: The arguments of programs along the way: for the description of each call, by identity, a number.
+        is_lost: Whether the search ends at an argument that is not known.
+    """
+
+    ends: set[int]
+    numbers: dict[int, int]
+    values: list[weakref.ref[Any]]
+    is_lost: bool = False
+
+
+def joined(sources: Sequence[Source]) -> Source:
+    """The combined source of an array made from several; empty means unknown."""
+    ends = set[int]().union(*[source.ends for source in sources])
+    is_lost = not sources or any(source.is_lost for source in sources)
+    return Source(ends, {}, [value for source in sources for value in source.values], is_lost)
+
+
+class Sources:
+    """Finds where arrays come from.
+
+    Args:
+        changed: What is known of arrays outside traced programs.
+    """
+
+    def __init__(self, changed: Changed) -> None:
+        self._changed = changed
+        self._arguments = _jax.TracedArguments(changed.around)
+        self._kept: list[Any] = []  # the id of a deleted object could be reused
+
+    def of(self, value: Any) -> Source:
+        """Where an array comes from."""
+        found = Source(set(), {}, [])
+        todo = [value]
+        for _ in range(_STEPS):
+            if not todo:
+                break
+            value = todo.pop()
+            self._kept.append(value)
+            argument = self._arguments.find(value)
+            if argument is not None:
+                description, number, value = argument
+                found.numbers.setdefault(id(description), number)
+                if value is None:
+                    found.is_lost = True
+                else:
+                    todo.append(value)
+                continue
+            before = _jax.origin_of(value) if isinstance(value, _jax.Tracer) else None
+            if isinstance(before, _jax.MadeBy):
+                of = changed_inputs(before.primitive, before.params, before.position, len(before.inputs))
+                inputs = [before.inputs[i] for i in of if np.ndim(before.inputs[i])]
+                todo += inputs
+                if not inputs:
+                    found.ends.add(id(value))
+                    found.values.append(weakref.ref(value))
+            elif before is not None:
+                todo.append(before)
+            else:
+                found.ends |= self._changed.ends(value) or {id(value)}
+                if _jax.is_followed(value):
+                    found.values.append(weakref.ref(value))
+        return found

@@ -1,0 +1,215 @@
+"""Tracing a function while a capture runs: the boundary between the program around and the program inside.
+
+JAX traces a function once for all calls with arguments of the same types. Two calls with modules in different places
+would share one trace, although their sites must be recorded under two paths. So for the second place the function is
+given to JAX under another identity. The one that fits a call is found by the places of the modules among its arguments,
+and by what the trace used of the program around (`Stretch.used`).
+
+The necessary change to JAX is `_jax.tracing_hook`; it is in place only while a capture runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any
+
+from sonde import _jax
+from sonde.core.marks.scopes import strange_scope
+from sonde.core.marks.site_search import first_site
+from sonde.core.modules.call_stack import Trail, thread
+from sonde.core.modules.index import WITHOUT_MODULES, holds_modules, module_kind, outermost_modules
+from sonde.core.modules.match_copies import Copy
+from sonde.core.modules.places import Place, UnregisteredInside
+from sonde.core.session.caches import ByIdentity
+from sonde.core.session.state import capture_state
+from sonde.errors import ScopeError
+
+Values = Callable[[], Sequence[Any] | None]
+_MOST = 256  # functions that are kept for one function, for places that may come again
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Variant:
+    """A function that is traced for some places.
+
+    Attributes:
+        fun: A function that calls it; None for the function itself, which is not kept alive.
+        labels: For every capture, the places of the modules among the arguments; and what else the trace was made for.
+        used: For every capture, what the trace used of the program around.
+    """
+
+    fun: Callable[..., Any] | None
+    labels: tuple[tuple[tuple[Place | None, ...], ...], Hashable]
+    used: list[dict[Any, tuple[Any, Any]]]
+
+    def holds(self, trails: Sequence[Trail], values: Values) -> bool:
+        """Whether a trace now would find the same as the earlier one."""
+        for trail, used in zip(trails, self.used):
+            named = {key: found for key, (_, found) in used.items() if isinstance(key, UnregisteredInside)}
+            for key, (ref, found) in used.items():
+                if key in named or (ref is not None and ref() is None) or (isinstance(key, Copy) and key.is_own()):
+                    continue
+                if trail.still(key, ref, values) != found:
+                    return False
+            if any(trail.still(key, None, values) != found for key, found in named.items()):
+                trail.forget(named)
+                return False
+        return True
+
+
+_variants: ByIdentity[list[Variant]] = ByIdentity(lambda fun: [])
+
+
+class _Tracing(threading.local):
+    def __init__(self) -> None:
+        self.fun: Any = None  # the function whose boundary was passed last
+        self.given: tuple[Any, ...] = ()  # modules that the next function to be traced gets in another form
+
+
+_tracing = _Tracing()
+
+
+@contextlib.contextmanager
+def given(modules: Iterable[Any]) -> Iterator[None]:
+    """Around a call of a jitted function that gets modules in another form than as its arguments."""
+    before, _tracing.given = _tracing.given, tuple(outermost_modules(modules))
+    try:
+        yield
+    finally:
+        _tracing.given = before
+
+
+def pass_boundary(
+    fun: Any,
+    find_modules: Callable[[], Iterable[Any]],
+    values: Values,
+    trace: Callable[[Any], Any],
+    *,
+    description: Any = None,
+    more: Hashable = None,
+) -> Any:
+    """Traces a function, or finds the trace that fits.
+
+    Args:
+        fun: The function.
+        find_modules: Returns the modules among its arguments.
+        values: Returns the arrays that its program gets, if they can be found.
+        trace: Traces a function in its place, or returns the trace that JAX has of it.
+        description: Of the call, as JAX gives it to the trace; None if JAX has not made it yet.
+        more: What a trace must have been made for, besides the places of the modules.
+    """
+    trails = thread.trails
+    if fun is _tracing.fun:  # a cache behind another
+        _tracing.fun = None
+        for trail in trails:
+            trail.stretches[-1].description = description
+        return trace(fun)
+    if not trails or capture_state() is None:
+        return trace(fun)
+    modules = [m for m in (*_tracing.given, *find_modules()) if _is_module(m)]
+    labels = tuple([tuple([trail.label(m) for m in modules]) for trail in trails]), more
+    known = _variants.of(fun)
+    variant = _variant_for(fun, labels, known, trails, values) if known else None
+    chosen = fun if variant is None or variant.fun is None else variant.fun
+    before = _tracing.fun, _tracing.given
+    _tracing.fun, _tracing.given = chosen, ()
+    for trail, mine in zip(trails, labels[0]):
+        trail.enter([(place, m) for place, m in zip(mine, modules) if place is not None], description=description)
+    try:
+        result = trace(chosen)
+        if (why := strange_scope()) is not None:
+            for site in filter(None, map(first_site, _jax.jaxprs_in(result))):
+                raise ScopeError(f"site {site.path!r} ({site.source}) runs under {why}")
+        return result
+    finally:
+        _tracing.fun, _tracing.given = before
+        used = [trail.stretches.pop().used for trail in trails]
+        if variant is None and (modules or more is not None or any(used)):
+            variant = Variant(None, labels, [{} for _ in trails])
+            known.append(variant)
+        if variant is not None:
+            for mine, new in zip(variant.used, used):
+                mine.update({key: value for key, value in new.items() if value[0] is None or value[0]() is not None})
+
+
+def _is_module(value: Any) -> bool:
+    """Whether a value is a module, or was made from one."""
+    kind = module_kind(value)
+    return kind is not None and (kind.is_root(value) or kind.origin(value) is not None)
+
+
+def _variant_for(fun: Any, labels: Any, known: list[Variant], trails: Sequence[Trail], values: Values) -> Variant:
+    """The variant of a function that fits, or a new one."""
+    for variant in known:
+        if variant.labels == labels and variant.holds(trails, values):
+            return variant
+    new = Variant(_again(fun), labels, [{} for _ in trails])
+    known.append(new)
+    if len(known) > _MOST:
+        del known[1]  # the first is the function itself
+    return new
+
+
+def _again(fun: Any) -> Callable[..., Any]:
+    """The same function under another identity. It does not keep the function alive, which its caller does."""
+    ref = weakref.ref(fun)
+
+    def again(*args: Any, **kwargs: Any) -> Any:
+        inner: Any = ref()
+        return inner(*args, **kwargs)
+
+    for name in ("__name__", "__qualname__", "__doc__", "__module__"):
+        with contextlib.suppress(AttributeError):
+            setattr(again, name, getattr(fun, name))
+    return again
+
+
+def _described_modules(description: Any) -> Iterator[Any]:
+    """The modules that a call was made with."""
+    for ref in _jax.notes_described(description) or ():
+        if (module := ref()) is not None:
+            yield module
+
+
+def _notes(args: Any, kwargs: Any) -> Any:
+    """What is kept with the description of a call; None if no capture runs."""
+    if not thread.trails:
+        return None
+    return tuple([weakref.ref(module) for module in outermost_modules((*args, *kwargs.values()))])
+
+
+# Functions of the positional arguments of a jitted call, for libraries that use one trace for several modules.
+told_apart_by: list[Callable[[Sequence[Any]], Hashable]] = []
+
+
+def _is_crossed_freely(fun: Any, args: Any, kwargs: Any) -> bool:
+    """Whether JAX may look for the trace of a jitted function directly, as for those of `jax.numpy`.
+
+    It may if the call has no modules and the existing traces of the function used nothing of the program around. If JAX
+    has to trace it, `_from_description` is called before that.
+    """
+    if not thread.trails:
+        return True
+    tracing, known = _tracing, _variants.entries.get(id(fun))
+    if tracing.given or told_apart_by or fun is tracing.fun or (known is not None and known[1]) or strange_scope():
+        return False
+    for x in (*args, *kwargs.values()) if kwargs else args:
+        if type(x) not in WITHOUT_MODULES and holds_modules(x):
+            return False
+    return True
+
+
+def _from_arguments(fun: Any, args: Any, kwargs: Any, values: Values, trace: Callable[[Any], Any]) -> Any:
+    more = tuple([found for f in told_apart_by if (found := f(args)) is not None]) or None
+    return pass_boundary(fun, lambda: outermost_modules((*args, *kwargs.values())), values, trace, more=more)
+
+
+def _from_description(fun: Any, description: Any, values: Values, trace: Callable[[Any], Any]) -> Any:
+    return pass_boundary(fun, lambda: _described_modules(description), values, trace, description=description)
+
+
+hook = _jax.tracing_hook(_is_crossed_freely, _from_arguments, _from_description, _notes)

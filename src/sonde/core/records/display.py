@@ -1,0 +1,206 @@
+"""How records look: a line of text, a table in a terminal, a tree in a notebook."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from sonde._array_text import describe, human_size, short_place, size_and_bytes
+from sonde.core.records.glance import Glance, glance, picture
+from sonde.core.records.tree_view import Leaf, WholePaths, table_html, tree_html
+
+if TYPE_CHECKING:
+    from sonde.core.records.record import Record, Records
+    from sonde.core.verbs.sites import SiteInfo, Sites
+
+_MOST_READ = 400  # arrays whose numbers are shown; reading more would take long
+_MOST_PICTURES = 60
+
+
+def in_notebook(shown: Any, width: int = 120) -> str:
+    """What rich prints, as HTML for a notebook: no script, no network, on light and dark pages.
+
+    Args:
+        shown: What rich can print: a table, or an object with `__rich__`; or a text.
+        width: How many characters a line has, if it is not a table.
+    """
+    import io
+
+    if isinstance(shown, str):
+        return f"<pre>{html.escape(shown)}</pre>"
+
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = shown.__rich__() if hasattr(shown, "__rich__") else shown
+    shown = shown.table if isinstance(shown, WholePaths) else shown
+    if isinstance(shown, Table):
+        return table_html(shown)
+    console = Console(file=io.StringIO(), record=True, width=width, force_jupyter=False, color_system="truecolor")
+    console.print(shown)
+    style = "overflow-x:auto;white-space:pre;line-height:1.25;font-family:monospace;color:inherit;background:none"
+    return console.export_html(inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>')
+
+
+def _kind(tree: Any) -> str:
+    leaves = jax.tree.leaves(tree)
+    shown = [describe(x) if hasattr(x, "dtype") else repr(x) for x in leaves[:3]]
+    return " ".join(shown) + (f" (+{len(leaves) - 3})" if len(leaves) > 3 else "")
+
+
+def _kinds(trees: Sequence[Any]) -> str:
+    """The type of the first value, and how many there are."""
+    if not trees:
+        return "-"
+    return _kind(trees[0]) + (f" x{len(trees)}" if len(trees) > 1 else "")
+
+
+def record_line(record: Record) -> str:
+    """One line that says what a record holds."""
+    grads = record.grads
+    parts = [repr(record.path), f"values={_kinds(record.values)}"]
+    if grads:
+        parts.append(f"grads={_kinds(grads)}")
+    return f"Record({', '.join(parts)})"
+
+
+def _glances(trees: Sequence[Any]) -> list[Glance]:
+    return [seen for leaf in jax.tree.leaves(trees) if (seen := glance(leaf)) is not None]
+
+
+def _together(glances: Sequence[Glance]) -> Glance | None:
+    """What several arrays are like, as one: whatever is wrong with one of them is wrong."""
+    if len(glances) < 2:
+        return glances[0] if glances else None
+    lows = [g.low for g in glances if g.low is not None]
+    highs = [g.high for g in glances if g.high is not None]
+    return Glance(
+        min(lows, default=None),
+        max(highs, default=None),
+        sum(g.nans for g in glances),
+        sum(g.infs for g in glances),
+        all(g.zeros for g in glances),
+        max(g.dead for g in glances),
+        max(glances, key=lambda g: g.dead).units,
+        (),
+    )
+
+
+def record_table(record: Record) -> Any:
+    """A rich table of the calls of a record."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("call", "value", "range", "gradient", "its range", "axes", "wrong")
+    table.title = f"{record.path}  {short_place(record.source)}"
+    grads = record.grads or ((),) * len(record.values)
+    for i, (value, gradient) in enumerate(zip(record.values, grads)):
+        axes = " ".join(map(repr, record.axes[i])) if i < len(record.axes) else ""
+        seen, seen_gradient = _together(_glances([value])), _together(_glances([gradient]))
+        alarm = "; ".join(g.alarm for g in (seen, seen_gradient) if g is not None and g.alarm)
+        ranges = ["" if g is None else g.range for g in (seen, seen_gradient)]
+        kinds = _kind(value), _kind(gradient) if record.grads else "-"
+        cells = [str(i), kinds[0], ranges[0], kinds[1], ranges[1], axes, alarm]
+        table.add_row(*map(Text, cells), style="bold red" if alarm else "")
+    return table
+
+
+def records_text(records: Records) -> str:
+    """One line per record."""
+    if not records:
+        return f"Records({{}})  # {records._reason}"
+    lines = "".join(f"  {record!r},\n" for record in records.types.values())
+    return f"Records(\n{lines})"
+
+
+def _title(records: Records) -> str:
+    _, n_bytes = size_and_bytes([(record.values, record.grads) for record in records.stacked.values()])
+    return f"{len(records)} sites, {human_size(n_bytes)}"
+
+
+def records_table(records: Records) -> Any:
+    """A rich table."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if not records:
+        return records_text(records)
+    table = Table("site", "values", "range", "", "gradients", "axes", "source", "wrong", title=_title(records))
+    for n, (path, record) in enumerate(records.items()):
+        axes = " ".join(map(repr, record.axes[0])) if record.axes else ""
+        place = short_place(record.source)
+        seen = _together(_glances([*record.values, *record.grads])) if n < _MOST_READ else None
+        of_values = _together(_glances(record.values)) if n < _MOST_READ else None
+        said = ("", "") if of_values is None else (of_values.range, of_values.bars)
+        alarm = "" if seen is None else seen.alarm
+        style = "bold red" if seen is not None and seen.is_broken else "yellow" if alarm else ""
+        cells = [path, _kinds(record.values), *said, _kinds(record.grads), axes, place, alarm]
+        table.add_row(*map(Text, cells), style=style)
+    return WholePaths(table)
+
+
+def records_html(records: Records) -> str:
+    """The tree of records in a notebook."""
+    if not records:
+        return in_notebook(records_text(records))
+    notes = [f"the numbers of the first {_MOST_READ} are shown"] if len(records) > _MOST_READ else []
+    notes.append("click a path to select it, a triangle to open it; records[path] is one of them")
+    return tree_html(_title(records), _leaves(records), notes)
+
+
+def _leaves(records: Records) -> Iterator[Leaf]:
+    with_grads = any(record.grads for record in records.stacked.values())
+    for n, (path, record) in enumerate(records.items()):
+        values = _glances(record.values) if n < _MOST_READ else []
+        gradients = _glances(record.grads) if n < _MOST_READ else []
+        seen, seen_gradient = _together(values), _together(gradients)
+        alarms = [seen.alarm] if seen is not None and seen.alarm else []
+        alarms += [f"gradient: {seen_gradient.alarm}"] if seen_gradient is not None and seen_gradient.alarm else []
+        cells = [_kinds(record.values), "" if seen is None else seen.range]
+        if with_grads:
+            cells.append(f"gradient {seen_gradient.range}" if seen_gradient is not None and seen_gradient.range else "")
+        last = " ".join([*(map(repr, record.axes[0]) if record.axes else ()), short_place(record.source)])
+        broken = any(g.is_broken for g in (*values, *gradients))
+        more = _pictures(record) if n < _MOST_PICTURES else ""
+        bins = values[0].bins if len(values) == 1 else ()
+        yield Leaf(path, cells, "; ".join(alarms), broken, bins, more, last)
+
+
+def _pictures(record: Record) -> str:
+    parts = [("value", record.values), ("gradient", record.grads)]
+    drawn = [
+        f'<figure style="display:inline-block;margin:0 12px 0 0"><img src="{source}" alt="{name}" '
+        'style="image-rendering:pixelated;min-height:48px;max-height:192px;min-width:96px;max-width:384px">'
+        f'<figcaption style="opacity:.7">{name} {html.escape(describe(array))}</figcaption></figure>'
+        for name, trees in parts
+        for array in jax.tree.leaves(trees)[:2]
+        if (source := picture(array))
+    ]
+    return "".join(drawn)
+
+
+def sites_html(sites: Sites) -> str:
+    """The tree of sites in a notebook."""
+    if not len(sites):
+        return in_notebook(repr(sites))
+    return tree_html(f"{len(sites.paths)} sites, {human_size(sites.bytes)} if captured", map(_site_leaf, sites))
+
+
+def _site_leaf(info: SiteInfo) -> Leaf:
+    kind = "gradient" if info.gradient else f"call {info.call}" if info.call else ""
+    arrays = " ".join(map(describe, info.arrays))
+    axes = " ".join(map(repr, info.axes))
+    return Leaf(info.path, [arrays, human_size(info.bytes), kind, axes], last=short_place(info.source))
+
+
+def records_treescope(records: Records, path: str | None, subtree_renderer: Any) -> Any:
+    """What treescope shows in a notebook; called by treescope only."""
+    from treescope import repr_lib
+
+    content = {name: {"values": record.values, "grads": record.grads} for name, record in records.items()}
+    return repr_lib.render_dictionary_wrapper(
+        object_type=type(records), wrapped_dict=content, path=path, subtree_renderer=subtree_renderer
+    )

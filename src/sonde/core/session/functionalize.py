@@ -1,0 +1,73 @@
+"""A call as a function of its arrays, so that it can be compiled whole, or traced for the shapes of its results.
+
+A model is a pytree and may change its state when it is called. What runs here is a copy: the arrays of the function
+and its arguments go through `jax.jit` as inputs, everything else is fixed, and no model is changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+
+from sonde.core.marks.arrays import WithoutArrays, split_arrays
+from sonde.core.modules.roots import NO_MODELS, StandIns, stand_ins
+from sonde.core.session.caches import kept_with
+from sonde.core.session.inside_protocol import InsideRequest
+
+
+@dataclasses.dataclass(frozen=True)
+class StaticPart(WithoutArrays):
+    """A pytree without its arrays: hashable.
+
+    Attributes:
+        models: Where the models of `inside=` are.
+    """
+
+    models: StandIns = NO_MODELS
+
+    def whole(self, arrays: Sequence[Any]) -> Any:
+        """The pytree with these arrays."""
+        made = super().whole(arrays)
+        self.models.note(made)
+        return made
+
+
+def static_and_arrays(tree: Any, asked: InsideRequest | None = None) -> tuple[StaticPart, list[Any]]:
+    """A pytree without its arrays, and the arrays, from which `Rest.whole` rebuilds it.
+
+    Args:
+        tree: The pytree.
+        asked: The `inside=` request where the pytree is rebuilt.
+    """
+    arrays, rest = split_arrays(tree)
+    return StaticPart(rest.tree, rest.leaves, stand_ins(asked, tree)), arrays
+
+
+def shapes_of_call(run: Callable[..., Any], f: Any, args: Any, kwargs: Any, asked: InsideRequest | None) -> Any:
+    """What `run(f, args, kwargs)` returns, with shapes in place of arrays; `asked` is its `inside=` request."""
+    rest, arrays = static_and_arrays((f, args, kwargs), asked)
+    return jax.eval_shape(lambda *arrays: run(*rest.whole(arrays)), *arrays)
+
+
+class JitByStaticPart:
+    """Like `jax.jit` of a function whose first argument is static: a call without its arrays, such as a `StaticPart`.
+
+    JAX would keep a static argument in its own caches after the jitted function is gone, and with it the user's
+    function and everything that it refers to. Here it belongs to the jitted function.
+    """
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self._run = run
+        self.__qualname__ = getattr(run, "__qualname__", type(run).__qualname__)
+
+    def at(self, rest: Hashable) -> Any:
+        """The jitted function of the other arguments."""
+        return kept_with(self, rest, lambda meter: meter.jit(functools.partial(self._run, rest)))
+
+    def __call__(self, rest: Hashable, *args: Any) -> Any:
+        """Calls the function."""
+        return self.at(rest)(*args)

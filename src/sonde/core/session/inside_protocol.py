@@ -1,0 +1,85 @@
+"""The interface to `sonde.inside`: what a run wants to see of code without sites.
+
+The engine does not know how functions and modules become sites. It stores each request in the capture state
+(`core/session/state.py`), so that jitted functions are traced again for it, and says when a request begins and ends.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+
+class ActiveRequests(Protocol):
+    """The requests of the nested captures of a thread. Compared by identity; equal requests are one object."""
+
+    def install(self) -> None:
+        """Makes the functions and modules sites. Runs of one thread are nested."""
+        ...
+
+    def way_back(self) -> Callable[[], None]:
+        """A function that undoes an `install` that follows, also one that was cut short; it may be called twice."""
+        ...
+
+    def depths_of(self, function: Any) -> Any:
+        """Which captures see the sites of a function."""
+        ...
+
+    def call_depths(self, function: Any) -> frozenset[int]:
+        """Which captures see the calls of a function, a method of modules."""
+        ...
+
+    def hook_depths(self, hook: Callable[..., Any], method: str) -> frozenset[int]:
+        """Which captures see the calls of a method of modules that are observed by a hook."""
+        ...
+
+    def names_functions(self) -> bool:
+        """Whether the request names functions, not only packages and models."""
+        ...
+
+    def names_models(self) -> bool:
+        """Whether the request names models."""
+        ...
+
+    def must_see(self, source: str) -> bool:
+        """Whether the request names what a line marks, so that it must not be left out."""
+        ...
+
+    def adopt(self, function: Any, made: Any) -> None:
+        """Adds a function object that was made while the request is in force."""
+        ...
+
+
+class InsideRequest(Protocol):
+    """The request of one `inside=`. Equal to another with the same request for the same models."""
+
+    @property
+    def methods(self) -> frozenset[str]:
+        """The methods of modules whose arguments and results are sites."""
+        ...
+
+    def known_models(self) -> list[Any]:
+        """The models that `inside=` names and that still exist."""
+        ...
+
+    def at(self, models: Sequence[Any]) -> InsideRequest:
+        """The same for other models."""
+        ...
+
+    def nested_in(self, outer: ActiveRequests | None, depth: int) -> ActiveRequests:
+        """All requests in force if this one belongs to the capture at `depth`; `outer` are those around it."""
+        ...
+
+
+def inside_request(inside: Any) -> InsideRequest | None:
+    """The request of an argument `inside=`; None if it is None.
+
+    Raises:
+        InsideError: Something that is named cannot be looked into.
+        TypeError: It is not something that can be looked into.
+    """
+    if inside is None:
+        return None
+    # By name: `sonde.inside` stands on the engine, and is loaded when first used.
+    return importlib.import_module("sonde.inside").request_of(inside)

@@ -1,0 +1,151 @@
+"""Calls that a capture cannot see into: functions of the host, in other threads, and those compiled ahead of time.
+
+A site in them would be lost silently. A function that a traced program calls on the host (`jax.pure_callback` and the
+like) therefore runs with the capture noted, and every site in it is an error. So does what the program runs in a thread
+that it starts, or gives to a thread pool. A function that was compiled ahead of time, or exported, does not show the
+sites of its source; calling it is an error.
+
+A function under `equinox.internal.noinline` is called on the host too. While a capture runs it is called directly,
+which computes the same; if it is chosen only when the program runs, a site in it is an error. In both cases functions
+that `inside=` reaches through a package are left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from sonde import _jax
+from sonde.core.marks.arrays import split_arrays
+from sonde.core.marks.site_search import first_site
+from sonde.core.session.state import CaptureState, capture_state, thread, with_capture_state
+from sonde.errors import CaptureError
+
+
+@dataclasses.dataclass(frozen=True)
+class _LookedAt:
+    """A function on the host, called by a program that was traced while a capture ran."""
+
+    function: Callable[..., Any]
+    state: CaptureState
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with with_capture_state(self.state):
+            return self.function(*args, **kwargs)
+
+
+def _looked_at(function: Any) -> Any:
+    state = capture_state()
+    return function if state is None or isinstance(function, _LookedAt) else _LookedAt(function, state)
+
+
+def _refuse() -> None:
+    # A function that `inside=` reaches through its package may be left out; one that it names may not.
+    state = capture_state()
+    if state is not None and (state.inside is None or state.inside.names_functions()):
+        raise CaptureError(
+            "a captured function calls a function that was compiled ahead of time or exported, whose program is fixed: "
+            "sites in it would be missing from the records. Call the jitted function, or the compiled one outside the "
+            "capture"
+        )
+
+
+opaque = _jax.opaque_calls(_looked_at, _refuse)
+
+
+@dataclasses.dataclass(frozen=True)
+class _InThread:
+    """A function that the program of a capture runs in another thread."""
+
+    function: Callable[..., Any]
+    state: CaptureState
+    started_in: weakref.ref[Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.started_in() is None:
+            return self.function(*args, **kwargs)
+        before, thread.started_in = thread.started_in, self.started_in
+        try:
+            with with_capture_state(self.state):
+                return self.function(*args, **kwargs)
+        except CaptureError as error:
+            if (trail := self.started_in()) is not None:
+                trail.lost = error  # for the thread that captures: nothing else may notice the end of this one
+            raise
+        finally:
+            thread.started_in = before
+
+
+def _for_thread(function: Any) -> Any:
+    """A function that the program of this thread runs in another one."""
+    state = capture_state()
+    started_in = weakref.ref(thread.trails[-1]) if thread.trails else thread.started_in
+    return function if state is None or started_in is None else _InThread(function, state, started_in)
+
+
+def _starting() -> _jax.Change:
+    plain = threading.Thread.start
+
+    @functools.wraps(plain)
+    def start(self: threading.Thread) -> None:
+        run = _for_thread(self.run)
+        if isinstance(run, _InThread):
+            self.run = run
+        plain(self)
+
+    return _jax.Change(threading.Thread, "start", start)
+
+
+threads = _jax.InPlace(_starting())
+
+
+def submitting(pools: Any) -> _jax.Change:
+    """What is given to a thread pool, of `concurrent.futures.thread`, runs with the capture noted."""
+    plain = pools.ThreadPoolExecutor.submit
+
+    @functools.wraps(plain)
+    def submit(self: Any, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return plain(self, _for_thread(fn), *args, **kwargs)
+
+    return _jax.Change(pools.ThreadPoolExecutor, "submit", submit)
+
+
+def inlining(noinline: Any) -> _jax.Change:
+    """Makes this module of Equinox call functions directly that it would keep out of line."""
+    wrapper = noinline._NoInlineWrapper
+    plain = wrapper.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        state = capture_state()
+        if state is None or not (state.inside is None or state.inside.names_functions() or state.inside.names_models()):
+            return plain(self, *args, **kwargs)
+        if isinstance(self.dynamic_index, _jax.Tracer):
+            _check_no_sites(self, args, kwargs)
+            return plain(self, *args, **kwargs)
+        function = noinline._index_to_fn[int(self.dynamic_index)]
+        return noinline.hashable_combine(self.dynamic_fn, function)(*args, **kwargs)
+
+    return _jax.Change(wrapper, "__call__", call)
+
+
+def _check_no_sites(wrapper: Any, args: Any, kwargs: Any) -> None:
+    arrays, rest = split_arrays((wrapper.dynamic_fn, args, kwargs), lambda x: isinstance(x, jax.Array))
+
+    def run(*given: Any) -> list[Any]:
+        function, args, kwargs = rest.whole(given)
+        out = wrapper.abstract_fn(function, *args, **kwargs)
+        return [x for x in jax.tree.leaves(out) if isinstance(x, jax.Array)]
+
+    jaxpr, _ = _jax.trace_to_jaxpr(run, [*map(_jax.typeof, arrays)])
+    if (site := first_site(jaxpr)) is not None:
+        raise CaptureError(
+            f"site {site.path!r} ({site.source}) cannot be captured: it is in a function under "
+            "equinox.internal.noinline that is an argument of a compiled program, which calls it on the host. Call "
+            "the function directly"
+        )

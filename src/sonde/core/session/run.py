@@ -1,0 +1,128 @@
+"""Runs a function with a handler at its sites, for `capture`, `edit` and all tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sonde import _jax
+from sonde.core.edits.plan import EditPlan, RunningPlan
+from sonde.core.interpret.handler import Handler
+from sonde.core.interpret.rules.jit import call_directly  # with all rules, which registers them
+from sonde.core.interpret.rules.remat import recomputing
+from sonde.core.interpret.trace import SiteTrace
+from sonde.core.marks.primitive import kept
+from sonde.core.marks.site_search import has_sites
+from sonde.core.modules import trace_variants as boundaries
+from sonde.core.modules.call_stack import NOTHING, ModuleRequest, Wanted, trail_of
+from sonde.core.modules.lineage import Changed
+from sonde.core.session.hidden_sites import showing
+from sonde.core.session.inside_protocol import InsideRequest
+from sonde.core.session.opaque_calls import inlining, opaque, submitting, threads
+from sonde.core.session.same_object import shared_masks
+from sonde.core.session.state import (
+    CaptureState,
+    capture_state,
+    has_outlived_capture,
+    unchanged_after,
+    with_capture_state,
+)
+
+_parts = (
+    boundaries.hook,
+    _jax.meshes_can_be_set(SiteTrace),
+    _jax.maps_told_apart(has_sites),
+    _jax.examples_named(lambda: (state := capture_state()) is not None and state.sees_all),
+    _jax.trials_unseen(lambda: with_capture_state(None)),
+    kept,
+    opaque,
+    recomputing,
+    threads,
+    showing,
+    _jax.eager_shortcut(SiteTrace, has_sites, call_directly, lambda trace: trace.changed, SiteTrace.not_donated),
+)
+_changes = _jax.InPlace(*[change for some in _parts for change in some.changes])
+_jax.when_loaded("concurrent.futures.thread", lambda module: _changes.add(submitting(module)))
+_jax.when_loaded("equinox.internal._noinline", lambda module: _changes.add(inlining(module)))
+_jax.when_loaded("keras.src.backend.common.masking", lambda module: _changes.add(*shared_masks(module)))
+
+
+def run_with(
+    make: Callable[[int], Any],
+    f: Callable,
+    args: Any,
+    kwargs: Any,
+    *,
+    grads: bool = False,
+    edits: bool = False,
+    plan: EditPlan | None = None,
+    request: ModuleRequest | None = None,
+    inside: InsideRequest | None = None,
+    trace_type: Any = SiteTrace,
+) -> tuple[Any, Any]:
+    """Runs `f` with a handler at its sites.
+
+    Args:
+        make: Makes the handler, given how many are nested, itself included.
+        f: The function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        grads: Whether gradients must be marked.
+        edits: Whether the handler replaces values.
+        plan: The edits that `sow` applies on behalf of the handler.
+        request: What is wanted of modules.
+        inside: What to look into, as `inside_request` gives it.
+        trace_type: Makes the trace that `f` runs under, of the trace around and the handler. One with `sees_all` is
+            given every operation, and programs are traced apart from those of captures.
+
+    Returns:
+        The result of `f` and the handler, finished.
+    """
+    _jax.make_changes()
+    outer = None if has_outlived_capture() else capture_state()
+    wanted = NOTHING if request is None else request.traced
+    if inside is not None:
+        wanted = wanted._replace(methods=wanted.methods | inside.methods)
+    depth, asked, modules = 1, None, (wanted,)
+    sows, plans = request is None or request.sows, ()
+    sees_all = getattr(trace_type, "sees_all", False)
+    if outer is not None:
+        grads, edits, depth, asked = grads or outer.grads, edits or outer.edits, outer.depth + 1, outer.inside
+        modules, sows, plans = (*outer.modules, *modules), sows or outer.sows, outer.plans
+    if plan is not None:
+        plans = (*plans, RunningPlan(depth, plan, outer and outer.below(depth), _jax.count_open_names() > 0))
+    if inside is not None:
+        asked = inside.nested_in(asked, depth)
+    handler: Handler = make(depth)
+    handler.outside = outer
+    trace = trace_type(_jax.current_trace(), handler)
+    models = () if inside is None else inside.known_models()
+    try:
+        with unchanged_after() as thread:
+            try:
+                thread.change(_changes)
+                trail = trail_of(f, args, kwargs, request, handler, models)
+                trace.changed = trail.changed if trail.changed.shapes else None
+                modules = _with_shapes(modules, trace.changed)
+                thread.begin(CaptureState(grads, edits, depth, modules, asked, sows, plans, sees_all), trace, trail)
+                try:
+                    result = f(*args, **kwargs)
+                except Exception as error:
+                    if trail.lost is not None and trail.lost is not error:
+                        raise trail.lost from error
+                    raise
+            finally:
+                thread.end()
+    finally:
+        trace.invalidate()
+    if trail.lost is not None:
+        raise trail.lost
+    handler.finish()
+    return result, handler
+
+
+def _with_shapes(modules: tuple[Wanted, ...], changed: Changed | None) -> tuple[Wanted, ...]:
+    """What the captures want of modules, with the shapes of followed arrays, on which jitted functions depend."""
+    if changed is None:
+        return modules
+    return (*modules[:-1], modules[-1]._replace(shapes=changed.shapes))

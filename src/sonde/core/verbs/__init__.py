@@ -1,0 +1,1 @@
+"""What users call: `sow`, `perturb`, `capture`, `edit`, `perturbed` and `sites`."""

@@ -1,0 +1,74 @@
+"""What `capture` and `sites` return, if it is used before it is called; and what they say if nothing was recorded."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from sonde.core.modules.index import module_kind
+from sonde.core.session.inside_protocol import InsideRequest
+
+
+class Uncalled:
+    """A function that a verb such as `capture` has returned. Used as if it were the result, it says to call it."""
+
+    def __init__(self, verb: str, call: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, call)
+        self.__wrapped__ = getattr(call, "__wrapped__", call)
+        self._verb = verb
+        self._call = call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs it."""
+        return self._call(*args, **kwargs)
+
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        return self if owner is None else types.MethodType(self, owner)
+
+    def __getitem__(self, path: object) -> NoReturn:
+        raise TypeError(self._advice())
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError(self._advice())
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(self._advice())
+
+    def __exit__(self, *error: object) -> None:
+        """Never reached: `__enter__` raises."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise AttributeError(f"a function has no {name!r}: {self._advice()}")
+
+    def __repr__(self) -> str:
+        return f"<{self._verb} of {getattr(self, '__qualname__', '?')}>"
+
+    def _advice(self) -> str:
+        returns = "(result, records)" if self._verb == "capture" else f"the {self._verb}"
+        return f"{self._verb}(f) is a function that returns {returns}; call it first: {self._verb}(f)(x)"
+
+
+def nothing_recorded(f: Any, inside: InsideRequest | None) -> str:
+    """Why a capture of `f` without patterns recorded nothing, and what to do."""
+    if inside is not None:
+        return (
+            "inside= met no arrays: what it names was not called, or computes with numbers of Python or NumPy, which "
+            "are not recorded; pass arrays, f(jnp.asarray(x)), and name what the program calls"
+        )
+    if inspect.ismethod(f) and not isinstance(f.__self__, type):
+        return (
+            f"nothing is marked in {f.__name__}; of a model, capture(model.{f.__name__}, inside=model) records what "
+            "its layers return; of any other object, capture(f, inside=f)"
+        )
+    if module_kind(f) is not None or not hasattr(f, "__name__"):
+        return "nothing is marked in the model; capture(model, inside=model) records what its layers return"
+    name = f.__name__ if str(f.__name__).isidentifier() else "f"
+    return (
+        f"nothing is marked in {name}; mark values with sonde.sow(value, name), or look into it as it is: "
+        f"capture({name}, inside={name}), or inside=model for a model that it calls"
+    )

@@ -1,0 +1,144 @@
+"""The arrays that an edit puts at a site, from a value, a function, a record, or some positions of one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.core.making import item_of, site_of
+
+import sonde
+from sonde.core.edits.new_values import Loop, at_positions, checked_leaves, given_arrays, recorded_arrays, rows_along
+from sonde.core.interpret.handler import SeenSites
+from sonde.core.marks.axes import Axis
+from sonde.core.marks.site import View
+from sonde.core.records.build import make_records
+from sonde.errors import EditError
+
+OLD = np.array([1.0, 2.0, 3.0], np.float32)
+SITE = site_of(OLD, "a/h")
+PLAIN = View()
+MAPPED = View(axes=(Axis("vmap", 2),))
+STACK = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+
+def test_a_value_as_it_is():
+    np.testing.assert_array_equal(given_arrays(OLD * 2, [OLD], SITE, PLAIN)[0], OLD * 2)
+    tree = {"n": 3, "x": OLD}  # what is not an array may be anything: it is not replaced
+    (x,) = given_arrays({"n": "other", "x": OLD + 1}, [OLD], site_of(tree), PLAIN)
+    np.testing.assert_array_equal(x, OLD + 1)
+
+
+@pytest.mark.parametrize(
+    ("new", "says"),
+    [
+        (OLD[:2], r"expected float32\[3\], got float32\[2\]"),
+        (OLD.astype(np.int32), r"expected float32\[3\], got int32\[3\]"),
+        ((OLD,), "expected the structure"),
+        (2.0, r"expected float32\[3\], got float32\[\]"),
+    ],
+    ids=["shape", "dtype", "structure", "number"],
+)
+def test_a_value_that_does_not_fit_names_the_site_and_both_types(new, says):
+    with pytest.raises(EditError, match=rf"edit of 'a/h' \(.*making.py:7\): {says}"):
+        given_arrays(new, [OLD], SITE, PLAIN)
+
+
+def test_a_python_number_takes_on_the_dtype():
+    (x,) = given_arrays(3, [np.float32(1)], site_of(np.float32(1)), PLAIN)
+    assert x.dtype == jnp.float32
+    assert x == 3
+
+
+def test_a_value_for_one_example_is_for_all():
+    old = np.zeros((2, 3), np.float32)
+    np.testing.assert_array_equal(given_arrays(OLD, [old], SITE, MAPPED)[0], [OLD, OLD])
+    np.testing.assert_array_equal(given_arrays(STACK[:2], [old], SITE, MAPPED)[0], STACK[:2])
+
+
+def test_a_stack_gives_each_iteration_its_row():
+    for i in range(4):
+        (x,) = given_arrays(STACK, [OLD], SITE, PLAIN, [Loop(i, 4)])
+        np.testing.assert_array_equal(x, STACK[i])
+    np.testing.assert_array_equal(given_arrays(OLD, [OLD], SITE, PLAIN, [Loop(1, 4)])[0], OLD)
+    with pytest.raises(EditError, match="expected float32"):
+        given_arrays(STACK[:3], [OLD], SITE, PLAIN, [Loop(1, 4)])
+
+
+def test_rows_of_a_named_loop_may_be_all_or_those_that_are_edited():
+    loop = Loop(3, 4, rows=(1, 3))
+    assert [loop.fits(n) for n in (4, 2, 3)] == [True, True, False]
+    np.testing.assert_array_equal(loop.slice_of(STACK), STACK[3])
+    np.testing.assert_array_equal(loop.slice_of(STACK[:2]), STACK[1])  # the second of the rows 1 and 3
+    assert rows_along([(1, 5), (3, 5), (1, 6)], 0) == (1, 3)
+    assert rows_along([(1, 5), (3, 5), (1, 6)], 1) == (5, 6)
+
+
+def test_what_a_function_returns_is_checked():
+    np.testing.assert_array_equal(checked_leaves(OLD * 2, [OLD], SITE)[0], OLD * 2)
+    with pytest.raises(EditError, match=r"edit of the gradient of 'a/h' .*: expected float32\[3\], got float32\[1\]"):
+        checked_leaves(OLD[:1], [OLD], SITE, "the gradient of ")
+
+
+def test_an_error_of_the_function_names_the_site():
+    def fails(h):
+        raise KeyError("mine")
+
+    for f in (lambda x: sonde.sow(x, "h"), jax.jit(lambda x: sonde.sow(x, "h"))):
+        with pytest.raises(KeyError) as caught:
+            sonde.edit(f, {"h": fails})(jnp.ones(2))
+        assert "at site 'h'" in caught.value.__notes__[0]
+
+
+def test_positions_along_an_axis():
+    old = np.zeros((2, 3), np.float32)
+    new = np.ones((2, 3), np.float32)
+    site = site_of(old)
+    np.testing.assert_array_equal(at_positions([new], [old], [0, -1], 1, site, PLAIN)[0], [[1, 0, 1]] * 2)
+    np.testing.assert_array_equal(at_positions([new], [old], [1], -2, site, PLAIN)[0], [[0] * 3, [1] * 3])
+    # Of a value with a mapped axis in front, axes are counted as the function saw them.
+    np.testing.assert_array_equal(at_positions([new], [old], [1], 0, SITE, MAPPED)[0], [[0, 1, 0]] * 2)
+    with pytest.raises(EditError, match=r"a value of shape \[2, 3\] has no position 3 along axis 1"):
+        at_positions([new], [old], [3], 1, site, PLAIN)
+    with pytest.raises(EditError, match=r"a value of shape \[3\] has no axis 1"):
+        at_positions([new], [old], [0], 1, SITE, MAPPED)
+
+
+def record_with(value, **extras):
+    return make_records([item_of(SITE, value, path="h", **extras)], SeenSites())["h"]
+
+
+def test_a_record_says_where_its_branch_was_taken():
+    new = OLD * 5
+    (x,), taken = recorded_arrays(record_with(new), 0, [OLD], SITE, PLAIN, [])
+    np.testing.assert_array_equal(x, new)
+    assert taken is None
+    for has_value in (True, False):
+        (x,), taken = recorded_arrays(record_with(new, taken=np.asarray(has_value)), 0, [OLD], SITE, PLAIN, [])
+        np.testing.assert_array_equal(x, new)
+        assert bool(taken) == has_value
+
+
+@pytest.mark.parametrize(
+    ("extras", "call", "says"),
+    [
+        ({}, 1, "the record has 1 calls, but this is call 1"),
+        ({"count": np.int32(3)}, 0, "the record is of a while_loop"),
+        ({"taken": np.array([True, False])}, 0, "examples took different branches"),
+    ],
+)
+def test_a_record_that_says_nothing_about_this_call_is_refused(extras, call, says):
+    with pytest.raises(EditError, match=says):
+        recorded_arrays(record_with(OLD, **extras), call, [OLD], SITE, PLAIN, [])
+
+
+def test_examples_that_took_different_branches_get_back_what_each_had() -> None:
+    def f(x):
+        one = lambda x: jax.lax.cond(x.sum() > 0, lambda x: sonde.sow(x * 2, "up"), lambda x: x, x)
+        return jax.vmap(one)(x)
+
+    x = jnp.array([[1.0, 2.0], [-1.0, -2.0], [3.0, 4.0]])
+    expected, records = sonde.capture(f)(x)
+    assert records["up"].taken[0].tolist() == [True, False, True]
+    np.testing.assert_array_equal(sonde.edit(f, records)(x), expected)
+    others = sonde.edit(f, records)(jnp.abs(x) * 7)  # all take the branch now; the second has no value to get back
+    np.testing.assert_array_equal(others, [[2.0, 4.0], [14.0, 28.0], [6.0, 8.0]])

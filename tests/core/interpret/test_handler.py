@@ -1,0 +1,135 @@
+"""What all handlers share: paths, tokens, what was met, and passing sites on."""
+
+import numpy as np
+import pytest
+from tests.core.making import site_of
+
+import sonde
+from sonde.core.interpret.handler import Handler, SeenSites
+from sonde.core.marks.named_loops import NamedLoop
+from sonde.core.marks.scopes import LoopName, scope
+from sonde.core.marks.site import View
+from sonde.core.session.state import CaptureState, with_capture_state
+from sonde.errors import NoSuchSiteError
+
+A, B = site_of(np.ones(2), "a", grads=True), site_of(np.ones(2), "b", grads=True)
+
+
+def test_tokens_tell_calls_apart():
+    handler = Handler(None, ())
+    first, second = handler.token(A), handler.token(B)
+    assert int(first) == int(second) == 1  # of two sites: they need not be told apart
+    again = [int(handler.token(A)) for _ in range(3)]  # a jaxpr that was inlined
+    assert len({1, *again}) == 4
+
+
+def test_what_is_set_aside_is_given_out_once():
+    handler = Handler(None, ())
+    starts = [int(handler.allot(span)) for span in (3, 1, 2)]
+    taken = [n for start, span in zip(starts, (3, 1, 2)) for n in range(start, start + span)]
+    assert len(set(taken)) == 6
+    assert 1 not in taken  # that of the sites of the handler itself
+    assert handler.span == 7
+
+
+def test_a_child_starts_from_its_base_and_has_its_own_items():
+    handler = Handler(None, ("a",))
+    handler.meet(A, View(), ())
+    child = handler.child(base=100, prefix="in/")
+    assert int(child.token(A)) == 100
+    assert child.meet(B, View(), ()) == "in/b"
+    child.items.append("item")
+    assert handler.items == []
+    assert list(handler.met.paths) == ["a"]
+    handler.met.update(child.met)
+    assert list(handler.met.paths) == ["a", "in/b"]
+    assert child.met.has_met(A)
+    assert not child.met.alone().has_met(A)
+
+
+def test_what_was_met_inside_is_taken_over_when_it_is_asked_for():
+    inner, met = SeenSites(), SeenSites()
+    inner.paths["a"] = None
+    inner.sites[A] = frozenset({1})
+    kept = inner.alone()
+    met.update(kept)
+    met.update(kept)
+    assert met.passes == frozenset()
+    assert (list(met.paths), met.sites, kept.paths) == (["a"], {A: frozenset({1})}, {"a": None})
+    met.paths["b"] = None
+    assert list(kept.paths) == ["a"]
+    after = SeenSites()
+    after.backward.add((A, 0))
+    met.update(after)
+    assert met.passes == {0}
+    assert not hasattr(met, "other")
+
+
+def test_paths_count_from_where_the_handler_was_made():
+    with with_capture_state(CaptureState(grads=False)), scope("around"):
+        handler = Handler(None, ())
+        with scope("x"), scope("y"):
+            assert handler.here() == "x/y/"
+        assert handler.here() == ""
+
+
+def test_a_scope_with_a_star_names_the_next_loop():
+    handler = Handler(None, ())
+    with with_capture_state(CaptureState(grads=False)), scope("blocks/*"):
+        assert handler.loop_path() == "blocks/"
+        inside = handler.entering(5)
+        assert inside.named_loops == (NamedLoop("blocks", 5),)
+        assert handler.entering().loop_name == "blocks"  # a jitted function: the loop may be inside
+    path = inside.meet(A, View(), (LoopName("blocks/*"),))
+    assert path == "blocks/*/a"
+    assert inside.lengths_at(path) == (5,)
+    assert inside.lengths_at("other/a") == ()
+    assert handler.loop_path() is None
+
+
+def test_a_pattern_that_chose_nothing_is_an_error():
+    handler = Handler(None, ("a", "c"))
+    for site in (A, B):
+        handler.meet(site, View(), ())
+    assert handler.chosen(A, "a") == ["a"]
+    assert handler.chosen(B, "b") == []
+    with pytest.raises(NoSuchSiteError, match="'c' matches none of the program's 2 sites"):
+        handler.finish()
+    Handler(None, ()).finish()
+
+
+def test_a_site_may_be_for_some_captures_only():
+    inner = site_of(np.ones(2), depths=frozenset({2}))
+    assert [Handler(None, (), depth=d).sees(inner) for d in (1, 2, 3)] == [False, True, False]
+    assert Handler(None, (), depth=3).sees(A)
+
+
+def test_what_was_met_inside_is_known_outside_only_when_it_is_taken_over():
+    met = SeenSites()
+    inside = met.child()
+    inside.sites[A] = {2}
+    inside.wanted.add(A)
+    inside.backward.add((A, 0))
+    assert inside.wants_gradient(A)
+    assert not met.has_met(A)
+    met.update(inside)
+    assert met.has_met(A)
+    assert met.wants_gradient(A)
+    assert met.passes == {1}  # not the outermost of the two differentiations that the value has been through
+    assert not met.has_met(B)
+
+
+def test_a_handler_by_hand_sees_and_replaces_what_passes():
+    class Negate(Handler):
+        def replace(self, arrays, site, path, view):
+            return [-x for x in arrays] if path.endswith("h") else arrays
+
+    def f(x):
+        with sonde.scope("s"):
+            return sonde.sow(x + 1, "h") * sonde.sow(x, "g")
+
+    result, handler = sonde.core.session.run.run_with(
+        lambda depth: Negate(None, (), depth=depth), f, (np.float32(3),), {}
+    )
+    assert float(result) == -12.0
+    assert list(handler.met.paths) == ["s/h", "s/g"]
