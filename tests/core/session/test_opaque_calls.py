@@ -47,7 +47,7 @@ def test_a_site_in_a_function_of_the_host_is_an_error(name):
     f = FUNCTIONS[name]
     for g in (capture(f), capture(jax.jit(f)), capture(lambda x: jax.jit(f)(x)), jax.jit(capture(f))):
         with pytest.raises(
-            Exception, match=r"site 'inside' \(.*test_opaque.py:\d+\) runs where the capture cannot see"
+            Exception, match=r"site 'inside' \(.*test_opaque_calls.py:\d+\) runs where the capture cannot see"
         ):
             jax.block_until_ready(g(X))
             jax.effects_barrier()

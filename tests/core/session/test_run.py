@@ -24,7 +24,7 @@ def test_interrupts_at_any_moment_leave_the_thread_as_it_was() -> None:
     """In a separate process: a timer interrupts the program at any point."""
     program = """
         import signal, jax, jax.numpy as jnp, sonde
-        from sonde.core.session.state import RUNNING_CAPTURES, looking
+        from sonde.core.session.state import RUNNING_CAPTURES, capture_state
         f = jax.jit(lambda x: sonde.sow(x * 2, "h") + 1)
         def eager(x):
             with sonde.scope("a"):
@@ -43,7 +43,7 @@ def test_interrupts_at_any_moment_leave_the_thread_as_it_was() -> None:
                 signal.setitimer(signal.ITIMER_REAL, 0)
             except BaseException:  # inside of jaxlib an interrupt may become another exception
                 hits += 1
-            assert looking() is None, i
+            assert capture_state() is None, i
             assert not RUNNING_CAPTURES.threads, i
             assert f(x)[0] == 3.0
             assert list(captured(x)[1]) == ["a/h"], i

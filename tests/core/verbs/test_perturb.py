@@ -110,7 +110,7 @@ def test_without_anybody_looking_it_is_the_identity():
 
 def test_a_perturbation_of_another_structure():
     f = lambda x: sonde.perturb({"a": x, "b": x * 2}, "h")["a"].sum()
-    with pytest.raises(EditError, match=r"perturbation of 'h' \(.*test_perturbing.py:\d+\): expected the structure"):
+    with pytest.raises(EditError, match=r"perturbation of 'h' \(.*test_perturb.py:\d+\): expected the structure"):
         sonde.perturbed(f)({"h": {"a": jnp.ones(2)}}, jnp.ones(2))
 
 

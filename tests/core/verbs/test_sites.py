@@ -35,7 +35,7 @@ def test_lists_without_running():
     assert [(a.shape, str(a.dtype)) for a in tree.arrays] == [((2,), "int32"), ((3,), "float32")]
     assert (c.shape, c.loops, c.bytes, c.gradient, c.call) == ((5, 3), (5,), 60, False, 0)
     assert found.bytes == 60 + 8 + 12
-    assert "test_inventory.py:" in c.source
+    assert "test_sites.py:" in c.source
 
 
 def test_bytes_are_those_of_the_capture():
@@ -72,7 +72,7 @@ def test_patterns():
 
 def test_shown_as_text_and_as_a_table():
     found = sonde.sites(f)(X)
-    assert repr(found).startswith("2 values, 80 bytes\n  tree[0] int32[2] float32[3], 20 bytes, test_inventory.py:")
+    assert repr(found).startswith("2 values, 80 bytes\n  tree[0] int32[2] float32[3], 20 bytes, test_sites.py:")
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(found)
     assert "2 sites, 80 bytes" in console.export_text()

@@ -267,7 +267,7 @@ def _by_moving(jaxpr: Any, handler: Handler, prefix: str) -> Rewritten | None:
             if inner.consts:
                 return None
             front = [token_after(inner.span)] if inner.takes_base else []
-            once = inner.distinct
+            once = inner.deduplicated
             extra = [_jax.new_var(v.aval) for v in _jax.open_jaxpr(once.jaxpr).outvars[once.n_outs :]]
             params = _jax.jit_params(eqn.params, once.jaxpr, n_in=len(front), n_out=len(extra))
             outvars, effects = [*eqn.outvars, *extra], eqn.effects - {site_effect}

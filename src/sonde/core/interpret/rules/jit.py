@@ -25,7 +25,7 @@ def jit_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> l
         params = {**params, "donated_invars": (False,) * len(params["donated_invars"])}
     new = rewrite(params["jaxpr"], handler)
     inputs = new.inputs(handler)
-    wider = _jax.jit_params(params, new.distinct.jaxpr, n_in=len(inputs), n_out=new.distinct.n_extra)
+    wider = _jax.jit_params(params, new.deduplicated.jaxpr, n_in=len(inputs), n_out=new.deduplicated.n_extra)
     return _recorded(handler, new, inputs, args, _jax.jit_p.bind(*inputs, *args, **wider))
 
 
@@ -42,7 +42,7 @@ def _run_compiled(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any])
     new = rewrite(params["jaxpr"], handler)
     key = "compiled", params["keep_unused"]
     if key not in new.cache:
-        fn = functools.partial(_jax.eval_jaxpr, new.distinct.jaxpr)
+        fn = functools.partial(_jax.eval_jaxpr, new.deduplicated.jaxpr)
         new.cache[key] = None if has_sites(new.jaxpr) else new.meter.jit(fn, keep_unused=params["keep_unused"])
     run = new.cache[key]
     if run is None:
@@ -55,7 +55,7 @@ def _run_compiled(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any])
 
 def _recorded(handler: Handler, new: Rewritten, inputs: Sequence[Any], args: Sequence[Any], outs: Any) -> list[Any]:
     """Gives the recorded outputs of the call to the handler; returns the outputs of the program."""
-    outs = new.known(new.distinct.spread(outs), (*inputs, *args))
+    outs = new.known(new.deduplicated.spread(outs), (*inputs, *args))
     handler.items.append(Bundle(new.specs, outs[new.n_outs :], new.cache))
     return outs[: new.n_outs]
 

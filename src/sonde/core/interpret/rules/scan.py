@@ -37,7 +37,7 @@ def scan_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
     steps = [_jax.mapped_type(_jax.typeof(x), length, 0) for x in xs]
     new = rewrite(body, handler, steps, length=length)
     inputs = new.inputs(handler)
-    once = new.distinct
+    once = new.deduplicated
     wider = _jax.scan_params(params, once.jaxpr, n_consts=len(inputs), n_xs=len(xs), n_ys=once.n_extra)
     operands = [*inputs, *args, *xs]
     outs = once.spread(_jax.scan_p.bind(*operands, **wider))

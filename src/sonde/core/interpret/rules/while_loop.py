@@ -145,7 +145,7 @@ class _Part:
 
     def keep(self, active: Any, handler: Handler, mapped: object) -> LoopState:
         """What the loop carries along for it."""
-        return LoopState(self.new.specs, self.new.distinct.numbers, active, handler.last, handler.fold, mapped)
+        return LoopState(self.new.specs, self.new.deduplicated.numbers, active, handler.last, handler.fold, mapped)
 
     def known_before(self) -> list[Any]:
         """For each of the recorded arrays, its value for an element that never runs; None for zeros."""
