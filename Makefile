@@ -48,7 +48,7 @@ test: setup  ## Lint, types, layers, and every test that is not marked thorough 
 test-fast: setup  ## The inner loop: finds most mistakes in under a minute
 	$(PYTEST) -n $(JOBS) --dist worksteal -m 'not thorough' -q tests/core/rules tests/core/verbs/test_capture.py \
 	  tests/core/verbs/test_edit.py tests/core/records/test_record.py tests/core/verbs/test_sites.py tests/core/verbs/test_perturb.py \
-	  tests/nnx/test_module.py tests/nnx/test_graph.py tests/nnx/transforms/test_lifting.py tests/linen/test_module.py \
+	  tests/nnx/modules/test_module.py tests/nnx/graph/test_split_merge.py tests/nnx/transforms/test_lifting.py tests/linen/test_module.py \
 	  tests/ops/test_dense.py tests/test_layers.py tests/test_public_names.py
 
 check: setup $(VENV)/.typed  ## Lint, format, types and the arrows between the layers

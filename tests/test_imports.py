@@ -51,8 +51,10 @@ def test_import_loads_jax_and_little_else() -> None:
     heavy = {"sonde.linen", "sonde.nnx", "sonde.ops", "sonde.report", "sonde.tools"}
     assert not with_sonde & heavy
     later = {name for name in with_capture - with_sonde if name.startswith("sonde") and "sonde.why" not in name}
-    tools = {f"sonde.tools.{name}" for name in ("events", "fetching", "nonfinite", "program_order")}
-    assert later <= {f"sonde.core.{name}" for name in ("display", "glance", "tree_view")} | {"sonde.tools", *tools}
+    displays = {f"sonde.core.records.{name}" for name in ("display", "glance", "tree_view")}
+    searches = ("numerics", "numerics.events", "numerics.nonfinite", "execution", "execution.host_transfer")
+    tools = {f"sonde.tools.{name}" for name in (*searches, "execution.program_order")}
+    assert later <= displays | {"sonde.tools", *tools}
 
 
 def test_engine_works_without_anything_optional() -> None:

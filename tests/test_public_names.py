@@ -3,40 +3,48 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
+import types
 from pathlib import Path
 
 import pytest
 
 import sonde
 
-# Modules of their own, not part of `from sonde import *`.
-FACES = {
-    "bridge",
-    "dictionaries",
-    "linen",
-    "models",
-    "nnx",
-    "report",
-    "serialization",
-    "store",
-    "struct",
-    "tools",
-    "training",
-    "traverse_util",
-}
+# Packages and modules, which `from sonde import *` does not load.
+FACES = {"dictionaries", "errors", "flax", "inside", "linen", "models", "nnx", "report", "store", "tools"}
+MOVED = {"bridge", "serialization", "struct", "training", "traverse_util"}
 
 
 def test_names_are_sorted() -> None:
     assert sonde.__all__ == sorted(sonde.__all__)
 
 
-def test_names_are_complete() -> None:
-    """What `__init__` takes from the package is what it offers."""
-    tree = ast.parse(Path(sonde.__file__).read_text())
-    imports = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and (n.module or "").startswith("sonde")]
-    taken = {alias.asname or alias.name for node in imports for alias in node.names}
-    assert taken == {*sonde.__all__, *FACES}
+def test_every_package_is_reached_by_its_name() -> None:
+    below = {path.name for path in Path(sonde.__file__).parent.iterdir() if (path / "__init__.py").exists()}
+    for name in below - {"_jax"}:
+        assert getattr(sonde, name).__name__ == f"sonde.{name}"
+
+
+@pytest.mark.parametrize("package", [sonde, sonde.nnx, sonde.tools])
+def test_a_stub_lists_only_public_names_and_their_homes(package: types.ModuleType) -> None:
+    """A type checker and `lazy_names` read the same lines, so they can only agree if nothing else is there."""
+    body = ast.parse(Path(package.__file__).with_suffix(".pyi").read_text()).body
+    assert ast.get_docstring(ast.Module(body, []))
+    for statement in body[1:]:
+        assert isinstance(statement, ast.ImportFrom)
+        for alias in statement.names:
+            assert alias.name == alias.asname or package is sonde.tools, ast.unparse(statement)
+            assert getattr(package, alias.asname) is not None
+
+
+@pytest.mark.parametrize("name", sorted(MOVED))
+def test_a_moved_module_says_its_new_name(name: str) -> None:
+    moved, new = getattr(sonde, name), importlib.import_module(f"sonde.flax.{name}")
+    public = next(attribute for attribute in dir(moved) if hasattr(new, attribute))
+    with pytest.warns(DeprecationWarning, match=f"`sonde.{name}` is now `sonde.flax.{name}`"):
+        assert getattr(moved, public) is getattr(new, public)
 
 
 @pytest.mark.parametrize("name", sorted({*sonde.__all__, *FACES}))

@@ -24,11 +24,11 @@ MODULES = (
     "sonde.store",
     "sonde.dictionaries",
     "sonde.report",
-    "sonde.bridge",
-    "sonde.struct",
-    "sonde.serialization",
-    "sonde.traverse_util",
-    "sonde.training",
+    "sonde.flax.bridge",
+    "sonde.flax.struct",
+    "sonde.flax.serialization",
+    "sonde.flax.traverse_util",
+    "sonde.flax.training",
     "sonde.errors",
 )
 _SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Yields|Examples?):\s*$", re.MULTILINE)

@@ -21,7 +21,7 @@ import sonde
 from sonde import models
 from sonde.report import examine
 from sonde.tools import attention_heads, patch_sweep
-from sonde.tools.heads import KINDS
+from sonde.tools.reading.attention_heads import KINDS
 
 HERE = Path(__file__).parent
 SOURCE = Path(sonde.__file__).resolve().parent.parent

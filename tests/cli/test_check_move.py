@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from sonde.cli.moving import Difference, OneTest, Run, differences, first_difference
+from sonde.cli.moved_tests import Difference, OneTest, Run, differences, first_difference
 
 TESTS = """
 import flax.linen as nn

@@ -7,7 +7,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from sonde.cli.exits import Unusable
+from sonde.cli.exit_codes import Unusable
 from sonde.cli.inputs import read_arrays, with_arrays
 
 F = "import sonde\ndef f(x, y): return sonde.sow(x - y, 'h')\n"

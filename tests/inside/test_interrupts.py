@@ -12,15 +12,17 @@ import sonde
 from sonde import _jax
 from sonde.core.session import run
 from sonde.core.session.state import RUNNING_CAPTURES, capture_state
-from sonde.inside import asked, marks, swapping
+from sonde.inside import active_requests as asked
+from sonde.inside import code_swap as swapping
+from sonde.inside import instrumented as marks
 
 X = jnp.linspace(0.1, 1.0, 4)
 FILES = tuple(
     os.path.join(os.path.dirname(sonde.__file__), *name.split("/"))
     for name in (
-        "inside/asked.py",
-        "inside/swapping.py",
-        "inside/marks.py",
+        "inside/active_requests.py",
+        "inside/code_swap.py",
+        "inside/instrumented.py",
         "core/session/state.py",
         "_jax/in_place.py",
     )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import sonde
-from sonde.inside import swapping
+from sonde.inside import code_swap as swapping
 
 X = jnp.linspace(0.1, 1.0, 4)
 

@@ -14,7 +14,7 @@ from tests.linen.against_flax import check
 
 import sonde
 from sonde import linen as nn
-from sonde import serialization, struct
+from sonde.flax import serialization, struct
 
 X = jnp.arange(4.0) / 3
 KEY = jax.random.key(0)

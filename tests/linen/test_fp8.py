@@ -10,8 +10,8 @@ from flax.linen import fp8_ops as theirs
 from tests.same_programs import outcomes_that_differ
 
 from sonde import linen as nn
+from sonde.flax.training import TrainState
 from sonde.linen import fp8_ops as ours
-from sonde.training import TrainState
 
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 KEY = jax.random.key(0)

@@ -12,8 +12,8 @@ from tests.models.cases import CASES, apart, inputs, oracle, outputs, write_chec
 
 from sonde import models, nnx, ops
 from sonde.models.architectures import find, read_config
-from sonde.models.filling import parameters_of
-from sonde.models.names import expand
+from sonde.models.name_tables import expand
+from sonde.models.weights import parameters_of
 
 
 def counted(given: dict[str, np.ndarray], values: Any) -> Any:

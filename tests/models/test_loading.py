@@ -21,7 +21,7 @@ from tests.processes import xla_flags
 from sonde import models, nnx
 from sonde.errors import ModelFileError
 from sonde.models.files.safetensors import read_file, write_file
-from sonde.models.filling import parameters_of
+from sonde.models.weights import parameters_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -270,7 +270,7 @@ def test_old_names_and_what_a_class_does_not_use(tmp_path: Path) -> None:
 SHARDED = """
 import sys, jax, jax.numpy as jnp, numpy as np
 from sonde import models
-from sonde.models.filling import parameters_of
+from sonde.models.weights import parameters_of
 mesh = jax.make_mesh((4,), ("model",))
 tokens = jnp.asarray(np.random.default_rng(0).integers(0, 40, (2, 6)))
 folder, layers = sys.argv[1:]
@@ -304,7 +304,7 @@ def test_four_devices_give_the_numbers_of_one(folder: Path, layers: str) -> None
 MEMORY = """
 import sys, resource, jax, jax.numpy as jnp
 from sonde import models
-from sonde.models.filling import parameters_of
+from sonde.models.weights import parameters_of
 def peak():
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) * 1024

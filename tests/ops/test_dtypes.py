@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sonde import ops
-from sonde.ops import initializers, named_initializers
+from sonde.ops import default_initializers, initializers
 
 VALUES = [jnp.ones(2, jnp.int8), jnp.ones(2, jnp.bfloat16), jnp.ones(2), 1.0, 2, None, jnp.ones(2, jnp.complex64)]
 
@@ -46,10 +46,10 @@ def test_an_integer_dtype_is_refused():
 @pytest.mark.parametrize(
     "ours, theirs, shape",
     [
-        (initializers.default_kernel_init, fnnx.nn.linear.default_kernel_init, (6, 4)),
-        (initializers.default_embed_init, fnnx.nn.linear.default_embed_init, (6, 4)),
-        (initializers.default_lora_a_init, fnnx.nn.lora.default_a_initializer, (6, 4)),
-        (initializers.orthogonal_any_dtype, fnnx.nn.recurrent.modified_orthogonal, (4, 4)),
+        (default_initializers.default_kernel_init, fnnx.nn.linear.default_kernel_init, (6, 4)),
+        (default_initializers.default_embed_init, fnnx.nn.linear.default_embed_init, (6, 4)),
+        (default_initializers.default_lora_a_init, fnnx.nn.lora.default_a_initializer, (6, 4)),
+        (default_initializers.orthogonal_any_dtype, fnnx.nn.recurrent.modified_orthogonal, (4, 4)),
     ],
 )
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -61,7 +61,7 @@ def test_defaults_are_those_of_flax(ours, theirs, shape, dtype):
 def test_every_initializer_and_activation_of_flax_is_here():
     for name in dir(fnnx.initializers):
         if not name.startswith("_") and name not in ("tp", "DtypeLikeInexact"):
-            assert hasattr(named_initializers, name), name
+            assert hasattr(initializers, name), name
     names = set(dir(fnnx.nn.activations)) - {"Array", "Dtype", "MappingProxyType", "PReLU", "PromoteDtypeFn"}
     for name in names - {"dtypes", "jnp", "nnx", "tp"}:
         if not name.startswith("_"):

@@ -324,7 +324,7 @@ def test_what_only_looks_like_attention_is_not():
 
 
 def test_pictures_in_loops_are_of_the_first_and_last_iteration(monkeypatch):
-    monkeypatch.setattr("sonde.tools.keeping_small.SMALL_IN_LOOPS", 2**23)
+    monkeypatch.setattr("sonde.tools.execution.deferred_reduce.SMALL_IN_LOOPS", 2**23)
     f = lambda x: jax.lax.scan(lambda c, _: (sonde.sow(c * 2, "h"), None), x, length=4)[0]
     first, last = examine(f)(jnp.ones((800, 800))).pictures  # too large to be kept whole
     assert (first.iteration, last.iteration) == ((0,), (3,))

@@ -14,7 +14,7 @@ from tests.report import pages
 import sonde
 from sonde.report import HeatMap, Lines, Text, examine
 from sonde.report.page import page, script_safe
-from sonde.report.plain import plain
+from sonde.report.plain_json import plain
 
 VOID = {"meta", "input", "br", "link", "img"}
 

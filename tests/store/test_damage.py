@@ -14,8 +14,8 @@ import pytest
 import sonde
 from sonde import store
 from sonde.errors import StoreError
-from sonde.store import progress, zarr_arrays
-from sonde.store.program import BatchProgram
+from sonde.store.format import progress, zarr_arrays
+from sonde.store.writing.program import BatchProgram
 
 BATCHES = [np.random.default_rng(i).standard_normal((8, 6)).astype(np.float32) for i in range(6)]
 BATCHES[2][:] = 0  # a missing chunk must not look like these

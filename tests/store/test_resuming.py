@@ -22,10 +22,11 @@ from tests.processes import xla_flags
 import sonde
 from sonde import store
 from sonde.errors import StoreError
-from sonde.store import writing, zarr_arrays
-from sonde.store.folder import Folder
-from sonde.store.progress import ProgressFile
-from sonde.store.sealed import seal
+from sonde.store.format import zarr_arrays
+from sonde.store.format.folder import Folder
+from sonde.store.format.progress import ProgressFile
+from sonde.store.format.sealed import seal
+from sonde.store.writing import writer as writing
 
 PROGRAM = """
 import sys

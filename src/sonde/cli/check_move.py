@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import click
 
 from sonde.cli import options
-from sonde.cli.exits import FINE, FOUND, Failed, Unusable
+from sonde.cli.exit_codes import FINE, FOUND, Failed, Unusable
 from sonde.cli.output import busy, show, show_json
 
 if TYPE_CHECKING:
-    from sonde.cli.moving import Difference, Run
+    from sonde.cli.moved_tests import Difference, Run
 
 EPILOG = """\b
 Examples:
@@ -44,7 +44,7 @@ def check_move(context: click.Context, command: tuple[str, ...], rtol: float, as
     outcomes of its tests, their times and what they print are compared; otherwise its exit code and what it prints.
     PACKAGE stands for `python -m pytest --pyargs PACKAGE`.
     """
-    from sonde.cli.moving import differences, run
+    from sonde.cli.moved_tests import differences, run
 
     full = _command(command)
     with busy("with Flax") as say:

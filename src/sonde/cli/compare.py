@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sonde.cli import options
-from sonde.cli.exits import FINE, FOUND, TEXT, Unusable
+from sonde.cli.exit_codes import FINE, FOUND, TEXT, Unusable
 from sonde.cli.output import busy, quiet_stdout, show, show_json
 
 if TYPE_CHECKING:
@@ -64,10 +64,10 @@ def compare(
     Both are targets, module:name or file.py:name; `sonde --help` explains what the name may be.
     """
     from sonde.cli.inputs import read_arrays
-    from sonde.cli.running import running
     from sonde.cli.target import Target, program_at
+    from sonde.cli.user_program import running
     from sonde.tools import compare as compare_programs
-    from sonde.tools.comparison import NothingComparedError
+    from sonde.tools.comparison.compare import NothingComparedError
 
     asked = inside or None
     with quiet_stdout(as_json):
@@ -108,7 +108,7 @@ def _whole(program: Target) -> Any:
 
 
 def _plain(found: Comparison) -> dict[str, Any]:
-    from sonde.report.plain import plain
+    from sonde.report.plain_json import plain
 
     return {
         "same": found.first is None,

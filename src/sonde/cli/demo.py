@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from sonde.cli import options
-from sonde.cli.exits import FINE, FOUND
+from sonde.cli.exit_codes import FINE, FOUND
 from sonde.cli.output import busy, show, show_json, show_page
 
 PAGE = "sonde-demo.html"
@@ -44,7 +44,7 @@ def demo(context: click.Context, model: str, seed: int, out: str, as_json: bool)
     from rich.text import Text
 
     from sonde import demo as story_of
-    from sonde.cli.writing import check_writable, write_page
+    from sonde.cli.page_file import check_writable, write_page
 
     page = check_writable(out)
     if not as_json:
@@ -65,7 +65,7 @@ def demo(context: click.Context, model: str, seed: int, out: str, as_json: bool)
 def _pretrained(context: click.Context, out: str, as_json: bool) -> None:
     from rich.text import Text
 
-    from sonde.cli.writing import check_writable, write_page
+    from sonde.cli.page_file import check_writable, write_page
     from sonde.demo import pretrained
 
     page = check_writable(out)

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from sonde import errors
-from sonde.cli.exits import Unusable
+from sonde.cli.exit_codes import Unusable
 from sonde.cli.output import console
 
 # The pages are in the wheel, and in a checkout where they are written.

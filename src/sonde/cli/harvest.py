@@ -10,7 +10,7 @@ import click
 
 import sonde
 from sonde.cli import options
-from sonde.cli.exits import TEXT, Unusable
+from sonde.cli.exit_codes import TEXT, Unusable
 from sonde.cli.output import quiet_stdout, show, show_json
 from sonde.cli.store import contents_as_json
 from sonde.errors import StoreError
@@ -40,8 +40,8 @@ def harvest(
     options): each batch is a tuple of arguments of f, or one argument; options is a dict with keep, keys, reduce or
     inside, as sonde.store.harvest takes them. The same command on the same FOLDER continues where it was interrupted.
     """
-    from sonde.cli.running import running
     from sonde.cli.target import Target
+    from sonde.cli.user_program import running
 
     with quiet_stdout(as_json):
         f, batches, more = taken_apart(target)

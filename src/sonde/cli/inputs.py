@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde._npz import read_npy, read_npz
-from sonde.cli.exits import Unusable
+from sonde.cli.exit_codes import Unusable
 
 Arrays = Mapping[str, Any]
 _BY_NUMBER = re.compile(r"(?:arg|arr_)(\d+)")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sonde.cli import options
-from sonde.cli.exits import FINE, FOUND, TEXT
+from sonde.cli.exit_codes import FINE, FOUND, TEXT
 from sonde.cli.output import busy, quiet_stdout, show, show_json
 
 if TYPE_CHECKING:
@@ -48,9 +48,9 @@ def nonfinite(
 
     import sonde
     from sonde.cli.inputs import read_arrays
-    from sonde.cli.running import running
     from sonde.cli.target import program_at
-    from sonde.report.plain import plain
+    from sonde.cli.user_program import running
+    from sonde.report.plain_json import plain
 
     asked = inside or None
     with quiet_stdout(as_json):

@@ -11,7 +11,7 @@ from sonde._version import __version__
 from sonde.cli.check_move import check_move
 from sonde.cli.compare import compare
 from sonde.cli.demo import demo
-from sonde.cli.exits import TEXT, Unusable
+from sonde.cli.exit_codes import TEXT, Unusable
 from sonde.cli.explain import explain
 from sonde.cli.harvest import harvest
 from sonde.cli.nonfinite import nonfinite

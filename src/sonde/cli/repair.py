@@ -6,7 +6,7 @@ import click
 
 import sonde
 from sonde.cli import options
-from sonde.cli.exits import TEXT, Unusable
+from sonde.cli.exit_codes import TEXT, Unusable
 from sonde.cli.harvest import taken_apart
 from sonde.cli.output import quiet_stdout, show, show_json
 from sonde.cli.store import damage_as_json
@@ -34,8 +34,8 @@ def repair(
     TARGET and the options are those of the sonde harvest that made the store. Only batches with damaged rows are
     computed, and rows are written only if they are what was written before.
     """
-    from sonde.cli.running import running
     from sonde.cli.target import Target
+    from sonde.cli.user_program import running
 
     with quiet_stdout(as_json):
         f, batches, more = taken_apart(target)

@@ -7,7 +7,7 @@ import traceback
 import click
 
 from sonde.cli import options
-from sonde.cli.exits import FAILED, FINE, FOUND, TEXT
+from sonde.cli.exit_codes import FAILED, FINE, FOUND, TEXT
 from sonde.cli.output import busy, hint, quiet_stdout, show, show_json, show_page
 
 PAGE = "report.html"
@@ -55,9 +55,9 @@ def report(
     TARGET is module:name or file.py:name; `sonde --help` explains what the name may be.
     """
     from sonde.cli.inputs import read_arrays, read_tokens
-    from sonde.cli.running import no_sites, running
+    from sonde.cli.page_file import check_writable, write_page
     from sonde.cli.target import program_at
-    from sonde.cli.writing import check_writable, write_page
+    from sonde.cli.user_program import no_sites, running
     from sonde.report import examine
 
     page = None if as_json and out is None else check_writable(out or PAGE)

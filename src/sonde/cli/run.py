@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from sonde.cli import options
-from sonde.cli.exits import FINE, FOUND, TEXT, Unusable
+from sonde.cli.exit_codes import FINE, FOUND, TEXT, Unusable
 from sonde.cli.output import console, show_json
 
 
@@ -44,7 +44,7 @@ def run(
     functions that donate their arguments these are copies.
     """
     from sonde.cli.watched_script import Watch, run_script
-    from sonde.report.plain import plain
+    from sonde.report.plain_json import plain
 
     if not as_module and not Path(script).is_file():
         raise Unusable(f"there is no file {script!r}: SCRIPT is a Python file, or with -m a module")

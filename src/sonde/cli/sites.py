@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sonde.cli import options
-from sonde.cli.exits import TEXT
+from sonde.cli.exit_codes import TEXT
 from sonde.cli.output import busy, quiet_stdout, show, show_json
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ def sites(
     """
     import sonde
     from sonde.cli.inputs import read_arrays
-    from sonde.cli.running import no_sites, running
     from sonde.cli.target import program_at
+    from sonde.cli.user_program import no_sites, running
 
     asked = inside or None
     with quiet_stdout(as_json):

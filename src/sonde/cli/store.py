@@ -8,7 +8,7 @@ import click
 
 import sonde
 from sonde.cli import options
-from sonde.cli.exits import FINE, FOUND, TEXT, Unusable
+from sonde.cli.exit_codes import FINE, FOUND, TEXT, Unusable
 from sonde.cli.output import busy, show, show_json
 from sonde.errors import StoreError
 

@@ -28,9 +28,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from sonde.cli.exits import Unusable
+from sonde.cli.exit_codes import Unusable
 from sonde.cli.inputs import Arrays, with_arrays
-from sonde.report.failing import failure
+from sonde.report.failure import failure
 
 EXAMPLES = "example_inputs"
 _MOST_LINES = 6  # of an error message of the user's code

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde import _jax
-from sonde.tools.nonfinite import first_nonfinite
+from sonde.tools.numerics.nonfinite import first_nonfinite
 
 if TYPE_CHECKING:
     from sonde import NonFinite

@@ -10,7 +10,7 @@ from typing import Any
 from sonde.demo.defect import Search, plant_and_search
 from sonde.demo.locating import Located, locate, percent
 from sonde.demo.training import FEWEST_STEPS, LEARNED, Trained, train
-from sonde.report.plain import plain
+from sonde.report.plain_json import plain
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and how much of it is done, from 0 to 1."""

@@ -13,8 +13,8 @@ import numpy as np
 from sonde.dictionaries.dictionary import Dictionary
 from sonde.dictionaries.splicing import splice
 from sonde.dictionaries.training import pairs
-from sonde.store.program import arguments
-from sonde.tools.ablation import ablate
+from sonde.store.writing.program import arguments
+from sonde.tools.intervention.ablate import ablate
 
 
 @dataclasses.dataclass(frozen=True)

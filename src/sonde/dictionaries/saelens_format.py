@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _extras, nnx
-from sonde._replacing import replaced_file
+from sonde._atomic_files import replaced_file
 from sonde.dictionaries.dictionary import KINDS, Activation, Dictionary, Kind
 from sonde.errors import StoreError
 

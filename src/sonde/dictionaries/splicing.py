@@ -28,7 +28,7 @@ from sonde.core import (
 )
 from sonde.dictionaries.dictionary import Dictionary
 from sonde.errors import EditError
-from sonde.tools.placing import Occurrence, placed
+from sonde.tools.intervention.patch_values import Occurrence, placed
 
 
 def splice(

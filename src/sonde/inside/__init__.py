@@ -7,7 +7,7 @@ capture runs, and `heap` finds the function objects; the marked body calls `mark
 site; `asked` keeps the requests of the nested captures of a thread.
 """
 
-from sonde.inside.finding import LeftOut
 from sonde.inside.request import Inside, request_of
+from sonde.inside.resolve import LeftOut
 
 __all__ = ["Inside", "LeftOut", "request_of"]

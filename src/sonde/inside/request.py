@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sonde.inside import asked
-from sonde.inside.calls import modules_in
-from sonde.inside.finding import Found, LeftOut, find, object_named
-from sonde.inside.libraries import Model, as_model
+from sonde.inside import active_requests as asked
+from sonde.inside.libraries.registry import Model, as_model
 from sonde.inside.messages import nearest
+from sonde.inside.method_hooks import modules_in
+from sonde.inside.resolve import Found, LeftOut, find, object_named
 
 
 class Inside:

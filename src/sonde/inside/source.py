@@ -17,12 +17,12 @@ from types import CodeType
 from typing import Any, TypeVar
 
 from sonde._jax import InterruptibleLock
-from sonde.inside.comparing import OpenLines, is_made_from, open_lines, shape
 from sonde.inside.functions import Function, functions_in
-from sonde.inside.marks import FunctionMarks
+from sonde.inside.instrumented import FunctionMarks
+from sonde.inside.same_code import OpenLines, is_made_from, open_lines, shape
+from sonde.inside.source_texts import lines_named, no_source, other_texts
 from sonde.inside.syntax import marked_tree, read_word
-from sonde.inside.texts import lines_named, no_source, other_texts
-from sonde.inside.values import called_from_c
+from sonde.inside.value_sites import called_from_c
 
 _FUTURE = 0
 for _name in __future__.all_feature_names:

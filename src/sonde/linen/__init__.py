@@ -5,7 +5,7 @@ and initial values are the same. What is new: values sown inside any transform, 
 `variable_axes`. The import paths of Flax's own files, such as `linen.linear`, work too (`flax_paths.py`).
 """
 
-from sonde._handing_on import hand_on
+from sonde._import_paths import hand_on
 from sonde.linen import dtypes, frozen_dict, initializers, kw_only_dataclasses, logical, meta
 from sonde.linen.filters import DenyList
 from sonde.linen.flax_paths import PATHS

@@ -12,8 +12,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sonde._flax_flags import flag
 from sonde.errors import AssignSubModuleError
+from sonde.flax.flags import flag
 from sonde.linen.flax_scope import is_flax_scope, scope_on
 from sonde.linen.frozen_dict import FrozenDict
 from sonde.linen.scope import Scope

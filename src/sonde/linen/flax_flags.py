@@ -1,4 +1,4 @@
-"""What a flag of `flax.config` asks of Linen's results; the flags themselves are in `sonde._flax_flags`."""
+"""What a flag of `flax.config` asks of Linen's results; the flags themselves are in `sonde.flax.flags`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Import paths of Flax's own files, and the modules of Sonde that have their names.
 
-Code in the wild imports `flax.linen.linear`, `flax.linen.spmd` and the like. See `sonde._handing_on`.
+Code in the wild imports `flax.linen.linear`, `flax.linen.spmd` and the like. See `sonde._import_paths`.
 """
 
 PATHS: dict[str, tuple[str, ...]] = {
@@ -10,11 +10,11 @@ PATHS: dict[str, tuple[str, ...]] = {
     "combinators": ("layers.combinators",),
     "dtypes": (),
     "fp8_ops": ("layers.fp8", "sonde.ops.fp8", "sonde.ops.max_gradient"),
-    "linear": ("layers.linear", "layers.conv", "sonde.ops.padding", "sonde.ops.initializers", "path_names"),
+    "linear": ("layers.linear", "layers.conv", "sonde.ops.padding", "sonde.ops.default_initializers", "path_names"),
     "module": ("path_names",),
     "normalization": ("layers.norm", "layers.weight_norm", "sonde.ops.norm"),
     "pooling": ("sonde.ops.pooling",),
-    "recurrent": ("layers.recurrent", "layers.rnn", "sonde.ops.sequence", "sonde.ops.initializers"),
+    "recurrent": ("layers.recurrent", "layers.rnn", "sonde.ops.sequence", "sonde.ops.default_initializers"),
     "spmd": ("logical",),
     "stochastic": ("layers.stochastic",),
     "summary": ("table", "path_names"),

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from sonde.serialization import register_mapping
+from sonde.flax.serialization import register_mapping
 
 K = TypeVar("K")
 V = TypeVar("V")

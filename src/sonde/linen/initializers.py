@@ -1,4 +1,4 @@
 """Initializers of parameters: a module, because `flax.linen.initializers` is one."""
 
-from sonde.ops.named_initializers import *  # noqa: F403
-from sonde.ops.named_initializers import __all__ as __all__
+from sonde.ops.initializers import *  # noqa: F403
+from sonde.ops.initializers import __all__ as __all__

@@ -17,8 +17,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from sonde.flax.serialization import register_box
 from sonde.linen.meta import Names, Partitioned, boxing, mesh_is_set
-from sonde.serialization import register_box
 
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 _rules: contextvars.ContextVar[Rules] = contextvars.ContextVar("sonde_logical_axis_rules", default=())

@@ -15,8 +15,8 @@ from typing import Any, Generic, Self, TypeVar
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sonde import serialization
 from sonde.errors import PartitioningUnspecifiedError
+from sonde.flax import serialization
 
 A = TypeVar("A")
 PARTITION_NAME = "partition_name"

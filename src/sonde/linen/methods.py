@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 
-from sonde._flax_flags import flag
 from sonde.errors import CallCompactUnboundModuleError, LayerInputError
+from sonde.flax.flags import flag
 from sonde.linen import sites
 from sonde.linen.attach import describe
 from sonde.linen.context import context

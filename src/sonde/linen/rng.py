@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde._flax_flags import flag
 from sonde.errors import InvalidRngError
+from sonde.flax.flags import flag
 
 Word = str | int
 

@@ -15,8 +15,6 @@ import jax
 import jax.numpy as jnp
 
 from sonde._array_text import describe
-from sonde._flax_flags import flag
-from sonde._flax_release import follows
 from sonde.core import split_arrays
 from sonde.errors import (
     ApplyModuleInvalidMethodError,
@@ -24,6 +22,8 @@ from sonde.errors import (
     ApplyScopeInvalidVariablesTypeError,
     LazyInitError,
 )
+from sonde.flax.flags import flag
+from sonde.flax.release import follows
 from sonde.linen import attach, sites
 from sonde.linen.filters import DenyList, Either, Filter, check, matches
 from sonde.linen.flax_flags import frozen

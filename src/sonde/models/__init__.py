@@ -16,12 +16,12 @@ from sonde.models.decoder import Decoder
 from sonde.models.encoder import Encoder
 from sonde.models.generation import Generated, from_token, generate
 from sonde.models.loading import load, new
-from sonde.models.packages import minilm, smollm2
 from sonde.models.saving import save
 from sonde.models.sentences import sentence_vectors
 from sonde.models.sites import SITES, SiteNames
 from sonde.models.tokens import Tokenizer
 from sonde.models.vision import Vision
+from sonde.models.weight_packages import minilm, smollm2
 
 __all__ = [
     "CLIP",

@@ -15,9 +15,9 @@ from sonde.models.architectures import Architecture, read_config
 from sonde.models.files import Tensors
 from sonde.models.files.safetensors import read_folder
 from sonde.models.files.untrusted import read_json
-from sonde.models.filling import abstract, fill, number_of_layers
 from sonde.models.stack import Layers
 from sonde.models.tokens import Tokenizer
+from sonde.models.weights import abstract, fill, number_of_layers
 
 
 def load(

@@ -11,12 +11,12 @@ import jax
 import numpy as np
 
 from sonde import nnx
-from sonde._replacing import replaced_file
+from sonde._atomic_files import replaced_file
 from sonde.errors import ModelFileError
 from sonde.models.architectures import find
 from sonde.models.files.safetensors import write_folder
-from sonde.models.filling import number_of_layers, parameters_of
-from sonde.models.names import TensorRow, expand
+from sonde.models.name_tables import TensorRow, expand
+from sonde.models.weights import number_of_layers, parameters_of
 
 LARGEST_FILE = 5 * 10**9
 

@@ -6,8 +6,8 @@ Finding                 one thing that is wrong, where, and what usually helps
 HeatMap, Lines, Text    what a caller may add to the page with `Report.add`
 """
 
-from sonde.report.examining import examine
-from sonde.report.failing import Failure
+from sonde.report.examine import examine
+from sonde.report.failure import Failure
 from sonde.report.findings.finding import Finding
 from sonde.report.panels import HeatMap, Lines, Panel, Text
 from sonde.report.pictures import Picture

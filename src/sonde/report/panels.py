@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sonde.report.plain import plain
-from sonde.tools.drawn import POSITION, Drawn
+from sonde.report.plain_json import plain
+from sonde.tools.reading.heatmap import POSITION, Drawn
 
 _MOST_CELLS = 40_000
 _MOST_POINTS = 2_000

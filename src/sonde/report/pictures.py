@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sonde.report.slices import MISSING, Kind
-from sonde.tools.reading import Seen
+from sonde.tools.execution.record_values import Seen
 
 _MATRICES = 4
 

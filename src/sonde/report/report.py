@@ -9,21 +9,21 @@ from typing import Any
 
 import jax
 
-from sonde._replacing import replaced_file
+from sonde._atomic_files import replaced_file
 from sonde._version import __version__
 from sonde.report.budget import fitting
-from sonde.report.examined import Examined
-from sonde.report.failing import Failure
+from sonde.report.failure import Failure
 from sonde.report.findings.depth import families
 from sonde.report.findings.finding import Finding
 from sonde.report.panels import HeatMap, Panel
 from sonde.report.pictures import Picture
-from sonde.report.plain import counted, place, plain
+from sonde.report.plain_json import counted, place, plain
+from sonde.report.site_data import Examined
 from sonde.report.tables import picture_data, sites_data
-from sonde.tools.drawn import Drawn
-from sonde.tools.statistics import EDGES
-from sonde.tools.summary import Summary
-from sonde.tools.words import words
+from sonde.tools.numerics.array_statistics import EDGES
+from sonde.tools.numerics.summarize import Summary
+from sonde.tools.reading.heatmap import Drawn
+from sonde.tools.reading.token_labels import words
 
 PICTURE_BYTES = 1_500_000
 """How many bytes of pictures a page holds at most, before they are written as text."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from sonde.report.examined import Examined, Step, is_shares
 from sonde.report.pictures import Picture
-from sonde.report.plain import number, place, plain
-from sonde.tools.statistics import Statistics
+from sonde.report.plain_json import number, place, plain
+from sonde.report.site_data import Examined, Step, is_shares
+from sonde.tools.numerics.array_statistics import Statistics
 
 HEAD_SCORES: tuple[str, ...] = ("previous", "first", "same")
 """Keys that a head may attend to: the token before, the first token, the token itself."""

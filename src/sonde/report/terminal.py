@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from sonde._array_text import indexed
 from sonde.core import WholePaths
-from sonde.report.examined import Examined
 from sonde.report.findings.depth import family, natural
-from sonde.report.plain import counted
+from sonde.report.plain_json import counted
+from sonde.report.site_data import Examined
 from sonde.report.tables import site_data
 
 if TYPE_CHECKING:

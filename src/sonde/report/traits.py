@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde.core import arrays_in
-from sonde.tools.exponents import Exponents, HostRows
+from sonde.tools.numerics.exponents import Exponents, HostRows
 
 NEARLY_ONE = 0.99
 """The magnitude above which the output of a squashing function counts as saturated."""

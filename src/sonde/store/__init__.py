@@ -10,15 +10,15 @@ merge(folders, into)                     one store from several
 Storage(endpoint_url=..., key=...)       how to reach a bucket, beyond what the environment says
 """
 
-from sonde.store.checking import Damage, check
-from sonde.store.harvesting import harvest
-from sonde.store.merging import merge
-from sonde.store.passing import stream
-from sonde.store.reading import Store, StoredArray, open
+from sonde.store.format.storage import Storage
+from sonde.store.reading.check import Damage, check
+from sonde.store.reading.reader import Store, StoredArray, open
 from sonde.store.records_file import load, save
-from sonde.store.repairing import repair
-from sonde.store.storage import Storage
-from sonde.store.streaming import DataStatistics, UnitStatistics, statistics
+from sonde.store.streaming.statistics import DataStatistics, UnitStatistics, statistics
+from sonde.store.streaming.stream import stream
+from sonde.store.writing.harvest import harvest
+from sonde.store.writing.merge import merge
+from sonde.store.writing.repair import repair
 
 __all__ = [
     "Damage",

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _extras, _jax
+from sonde._atomic_files import replaced_file
 from sonde._npz import read_npz
-from sonde._replacing import replaced_file
 from sonde.core import ArraysSpec, Axis, CallSpec, Gate, RecordLayout, Records, Site, View
 from sonde.errors import StoreError
-from sonde.store.folder import PathLike
+from sonde.store.format.folder import PathLike
 
 FORMAT = "sonde.records.1"
 _CLASSES = {kind.__name__: kind for kind in (ArraysSpec, CallSpec, Axis, Gate, View)}

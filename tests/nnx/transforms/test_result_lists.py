@@ -4,10 +4,10 @@ import jax.numpy as jnp
 import pytest
 
 from sonde import nnx
+from sonde.nnx.structure.walk import walk
 from sonde.nnx.transforms.lifting import take
 from sonde.nnx.transforms.options import Mode
 from sonde.nnx.transforms.result_lists import Lists, with_keywords
-from sonde.nnx.walking import walk
 
 X = jnp.ones(2)
 
@@ -30,7 +30,7 @@ def test_a_list_for_every_axis_that_occurs():
 
 def output(lists, value):
     """Where the leaves of an output go."""
-    from sonde.nnx.definitions import NamedValues
+    from sonde.nnx.structure.definitions import NamedValues
 
     found = walk(NamedValues(("out",), (value,)), graph=True, verb="vmap", numbers=True)
     return [lists.kinds[i] for i in lists.of_output(found)]

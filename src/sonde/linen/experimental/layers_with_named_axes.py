@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from sonde.linen.layers import linear, norm
 from sonde.linen.module import Module
 from sonde.linen.partitioning import name_axes
-from sonde.ops.initializers import default_bias_init, default_embed_init, default_kernel_init
+from sonde.ops.default_initializers import default_bias_init, default_embed_init, default_kernel_init
 
 
 class _Named:

@@ -18,7 +18,7 @@ from sonde.linen.layers.linear import DenseGeneral
 from sonde.linen.layers.norm import LayerNorm
 from sonde.linen.methods import compact, nowrap
 from sonde.linen.module import Module, merge_param
-from sonde.ops.initializers import default_bias_init, default_kernel_init
+from sonde.ops.default_initializers import default_bias_init, default_kernel_init
 
 
 def _einsum(dot_general: Callable[..., Any] | None, replacement: Callable[..., Any] | None) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ from sonde.linen.layers.linear import chosen_product
 from sonde.linen.layers.parameters import kernel_and_bias
 from sonde.linen.methods import compact
 from sonde.linen.module import Module
-from sonde.ops.initializers import default_bias_init, default_kernel_init
+from sonde.ops.default_initializers import default_bias_init, default_kernel_init
 
 
 def _sizes(kernel_size: int | Sequence[int]) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from sonde.linen.dtypes import of_tuple, promote_dtype
 from sonde.linen.layers.parameters import kernel_and_bias
 from sonde.linen.methods import compact
 from sonde.linen.module import Module, merge_param
-from sonde.ops.initializers import default_bias_init, default_embed_init, default_kernel_init, matrix_shape
+from sonde.ops.default_initializers import default_bias_init, default_embed_init, default_kernel_init, matrix_shape
 
 
 def chosen_product(op: Callable[..., Any] | None, make: Any, default: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from sonde import ops
 from sonde.linen.layers.parameters import scale_and_bias
 from sonde.linen.methods import compact
 from sonde.linen.module import Module, merge_param
-from sonde.ops.initializers import ones, zeros
+from sonde.ops.default_initializers import ones, zeros
 from sonde.ops.norm import canonicalize_axes
 
 Axes = int | Sequence[int]

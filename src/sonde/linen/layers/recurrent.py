@@ -18,7 +18,7 @@ from sonde.linen.layers.linear import Dense
 from sonde.linen.layers.parameters import kernel_and_bias
 from sonde.linen.methods import compact, nowrap
 from sonde.linen.module import Module
-from sonde.ops.initializers import default_kernel_init, ones, orthogonal, zeros
+from sonde.ops.default_initializers import default_kernel_init, ones, orthogonal, zeros
 
 default_recurrent_init = orthogonal()
 

@@ -18,7 +18,7 @@ from sonde.linen.attach import describe
 from sonde.linen.methods import compact, nowrap
 from sonde.linen.module import Module
 from sonde.linen.transforms.rewritten import map_variables
-from sonde.ops.initializers import ones
+from sonde.ops.default_initializers import ones
 from sonde.ops.norm import canonicalize_axes
 
 

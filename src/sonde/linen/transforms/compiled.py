@@ -20,6 +20,7 @@ import numpy as np
 
 from sonde import _jax
 from sonde.core import capture_state
+from sonde.flax.serialization import is_serializable, to_state_dict
 from sonde.linen import attach
 from sonde.linen.filters import Filter, hashable
 from sonde.linen.frozen_dict import FrozenDict
@@ -27,7 +28,6 @@ from sonde.linen.lift import Body, Bridge, Lifting, Static, lift
 from sonde.linen.module import Module
 from sonde.linen.rng import Stream
 from sonde.linen.scope import Run, Variable
-from sonde.serialization import is_serializable, to_state_dict
 
 
 def jit(

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sonde.models.names import TensorRow
+from sonde.models.name_tables import TensorRow
 
 Raw = Mapping[str, Any]
 """A checkpoint's own config: the contents of `config.json`."""

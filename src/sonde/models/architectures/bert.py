@@ -9,7 +9,7 @@ from sonde.models.architectures.architecture import Architecture, Raw
 from sonde.models.architectures.llama import read_sizes
 from sonde.models.config import Config
 from sonde.models.encoder import Encoder
-from sonde.models.names import TensorRow, ignored, linear, linear_or_ignored, matrix, norm, plain
+from sonde.models.name_tables import TensorRow, ignored, linear, linear_or_ignored, matrix, norm, plain
 
 
 def _read(raw: Raw, kind: str, name: str, **options: Any) -> Config:

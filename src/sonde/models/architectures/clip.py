@@ -9,7 +9,7 @@ from sonde.models.architectures.llama import read_sizes
 from sonde.models.architectures.vit import check_square, patch_rows
 from sonde.models.clip import CLIP, TextTower, TowersConfig
 from sonde.models.config import Config
-from sonde.models.names import TensorRow, ignored, linear, norm, plain
+from sonde.models.name_tables import TensorRow, ignored, linear, norm, plain
 from sonde.models.vision import Vision
 
 # Defaults: configs leave out entries that are as in the first model.

@@ -7,7 +7,7 @@ from sonde.models.architectures.architecture import Architecture, Raw
 from sonde.models.architectures.llama import output_rows
 from sonde.models.config import Config
 from sonde.models.decoder import Decoder
-from sonde.models.names import TensorRow, fused, ignored, norm, plain
+from sonde.models.name_tables import TensorRow, fused, ignored, norm, plain
 
 
 def read(raw: Raw, kind: str) -> Config:

@@ -8,7 +8,7 @@ from sonde.models.architectures.architecture import Architecture, Raw
 from sonde.models.architectures.llama import output_rows, read_rotary, read_sizes
 from sonde.models.config import Config, Kind
 from sonde.models.decoder import Decoder
-from sonde.models.names import Array, TensorRow, ignored, linear, norm, plain
+from sonde.models.name_tables import Array, TensorRow, ignored, linear, norm, plain
 
 
 def read(raw: Raw, kind: str) -> Config:

@@ -7,7 +7,7 @@ from typing import Any
 from sonde.models.architectures.architecture import Architecture, Raw
 from sonde.models.config import Config, Kind
 from sonde.models.decoder import Decoder
-from sonde.models.names import TensorRow, ignored, linear, norm, plain
+from sonde.models.name_tables import TensorRow, ignored, linear, norm, plain
 from sonde.ops.rotary import Rotary
 
 

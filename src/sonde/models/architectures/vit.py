@@ -6,7 +6,7 @@ from sonde.errors import ModelFileError
 from sonde.models.architectures.architecture import Architecture, Raw
 from sonde.models.architectures.llama import read_sizes
 from sonde.models.config import Config
-from sonde.models.names import TensorRow, ignored, linear, linear_or_ignored, norm, plain
+from sonde.models.name_tables import TensorRow, ignored, linear, linear_or_ignored, norm, plain
 from sonde.models.vision import Vision
 
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde._array_text import indexed
-from sonde._replacing import replaced_file
+from sonde._atomic_files import replaced_file
 from sonde.errors import ModelFileError
 from sonde.models.files.tensors import Tensor, Tensors
 from sonde.models.files.untrusted import inside, parse_object, read_json

@@ -15,6 +15,6 @@ directions.
     checkpoints.save("model.safetensors", model, only=nnx.Param)
 """
 
-from sonde.nnx.checkpoints.verbs import contents, read, restore, save
+from sonde.nnx.checkpoints.save_restore import contents, read, restore, save
 
 __all__ = ["contents", "read", "restore", "save"]

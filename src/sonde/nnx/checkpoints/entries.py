@@ -13,11 +13,11 @@ from typing import Any
 import jax
 
 from sonde._key_paths import key_of
-from sonde.nnx import graph as graphs
-from sonde.nnx.array_references import load
-from sonde.nnx.filters import Filter
-from sonde.nnx.states import State, from_flat_state, to_flat_state
-from sonde.nnx.variable import Variable
+from sonde.nnx.states.filters import Filter
+from sonde.nnx.states.state import State, from_flat_state, to_flat_state
+from sonde.nnx.structure import split_merge as graphs
+from sonde.nnx.variable.array_references import load
+from sonde.nnx.variable.variable import Variable
 
 Name = tuple[str, ...]
 Rename = Callable[[str], str]

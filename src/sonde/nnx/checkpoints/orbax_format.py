@@ -19,13 +19,13 @@ import jax
 import numpy as np
 
 from sonde import _extras
+from sonde._atomic_files import beside, replace_folder, set_aside
 from sonde._key_paths import key_of
-from sonde._replacing import beside, replace_folder, set_aside
-from sonde.nnx import traversals
 from sonde.nnx.checkpoints.damage import readable
 from sonde.nnx.checkpoints.entries import Entry, Name
 from sonde.nnx.checkpoints.fitting import is_key
-from sonde.nnx.checkpoints.placing import sharding_of
+from sonde.nnx.checkpoints.placement import sharding_of
+from sonde.nnx.states import traversals
 
 
 def _orbax() -> Any:

@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _extras
-from sonde._replacing import replaced_file
+from sonde._atomic_files import replaced_file
 from sonde.nnx.checkpoints.damage import readable
 from sonde.nnx.checkpoints.entries import Entry, Name, show
 from sonde.nnx.checkpoints.fitting import is_key
-from sonde.nnx.checkpoints.placing import sharding_of
+from sonde.nnx.checkpoints.placement import sharding_of
 
 _DTYPES = {
     "BOOL": "bool",

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from sonde import ops
 from sonde.nnx.layers.parameters import NO_METADATA, Metadata
-from sonde.nnx.module import Module
-from sonde.nnx.variable_kinds import Param
+from sonde.nnx.modules.module import Module
+from sonde.nnx.variable.kinds import Param
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_all, promote_dtype
 
 

@@ -13,20 +13,20 @@ import jax
 import jax.numpy as jnp
 
 from sonde import ops
-from sonde._flax_release import follows
 from sonde.errors import LayerInputError
-from sonde.nnx.attribute_status import data
+from sonde.flax.release import follows
 from sonde.nnx.layers.linear import LinearGeneral
 from sonde.nnx.layers.normalization import LayerNorm
 from sonde.nnx.layers.parameters import NO_METADATA, Init, Metadata, chosen
 from sonde.nnx.layers.place import names_its_place
 from sonde.nnx.layers.stochastic import next_key
-from sonde.nnx.module import Module
-from sonde.nnx.variable_kinds import Cache, Intermediate
+from sonde.nnx.modules.attribute_status import data
+from sonde.nnx.modules.module import Module
+from sonde.nnx.variable.kinds import Cache, Intermediate
 from sonde.ops.attention import check_dropout_rate
 from sonde.ops.checks import expect_size
+from sonde.ops.default_initializers import default_bias_init, default_kernel_init
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
-from sonde.ops.initializers import default_bias_init, default_kernel_init
 
 Shape = tuple[int, ...]
 

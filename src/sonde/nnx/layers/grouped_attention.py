@@ -10,11 +10,11 @@ import jax.numpy as jnp
 
 from sonde import ops
 from sonde.core import sow
-from sonde.nnx.attribute_status import data
 from sonde.nnx.layers.linear import Linear
 from sonde.nnx.layers.parameters import value_of
 from sonde.nnx.layers.place import names_its_place
-from sonde.nnx.module import Module
+from sonde.nnx.modules.attribute_status import data
+from sonde.nnx.modules.module import Module
 from sonde.ops.dtypes import Dtype
 from sonde.ops.grouped_attention import Implementation
 

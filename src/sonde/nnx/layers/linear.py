@@ -13,9 +13,9 @@ from sonde import ops
 from sonde.errors import LayerInputError
 from sonde.nnx.layers.parameters import NO_METADATA, Init, Metadata, new_param, optional_param, value_of
 from sonde.nnx.layers.place import names_its_place
-from sonde.nnx.module import Module
+from sonde.nnx.modules.module import Module
+from sonde.ops.default_initializers import default_bias_init, default_embed_init, default_kernel_init, matrix_shape
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
-from sonde.ops.initializers import default_bias_init, default_embed_init, default_kernel_init, matrix_shape
 
 
 class Linear(Module):

@@ -10,15 +10,15 @@ import jax.numpy as jnp
 
 from sonde import ops
 from sonde.errors import LayerInputError
-from sonde.nnx.attribute_status import data
 from sonde.nnx.layers.linear import Linear
 from sonde.nnx.layers.parameters import NO_METADATA, Init, Metadata, new_param
 from sonde.nnx.layers.place import names_its_place
-from sonde.nnx.module import Module
-from sonde.nnx.variable import Variable
-from sonde.nnx.variable_kinds import Param
+from sonde.nnx.modules.attribute_status import data
+from sonde.nnx.modules.module import Module
+from sonde.nnx.variable.kinds import Param
+from sonde.nnx.variable.variable import Variable
+from sonde.ops.default_initializers import default_lora_a_init, zeros
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_all, promote_dtype
-from sonde.ops.initializers import default_lora_a_init, zeros
 
 
 class LoRAParam(Param[Any]):

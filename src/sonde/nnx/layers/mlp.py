@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from sonde.core import sow
-from sonde.nnx.attribute_status import data
 from sonde.nnx.layers.linear import Linear
-from sonde.nnx.module import Module
+from sonde.nnx.modules.attribute_status import data
+from sonde.nnx.modules.module import Module
 from sonde.ops.dtypes import Dtype
 
 

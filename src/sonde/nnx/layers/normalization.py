@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from sonde import ops
 from sonde.nnx.layers.parameters import NO_METADATA, Init, Metadata, chosen, optional_param, value_of
 from sonde.nnx.layers.place import names_its_place
-from sonde.nnx.module import Module
-from sonde.nnx.variable_kinds import BatchStat
+from sonde.nnx.modules.module import Module
+from sonde.nnx.variable.kinds import BatchStat
+from sonde.ops.default_initializers import ones, zeros
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
-from sonde.ops.initializers import ones, zeros
 from sonde.ops.norm import Axes
 
 

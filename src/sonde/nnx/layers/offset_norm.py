@@ -10,7 +10,7 @@ from sonde import ops
 from sonde.nnx.layers.normalization import RMSNorm
 from sonde.nnx.layers.parameters import value_of
 from sonde.nnx.layers.place import names_its_place
-from sonde.ops.initializers import zeros
+from sonde.ops.default_initializers import zeros
 
 
 class OffsetRMSNorm(RMSNorm):

@@ -9,12 +9,12 @@ from typing import Any
 import jax.numpy as jnp
 
 from sonde.errors import LayerInputError
-from sonde.nnx.attribute_status import data
-from sonde.nnx.metadata import VariableMetadata
-from sonde.nnx.rngs import Rngs, RngStream
-from sonde.nnx.variable import Variable
-from sonde.nnx.variable_kinds import Param
-from sonde.ops.initializers import SAME_WHEN_COMPILED, compiled_draw
+from sonde.nnx.modules.attribute_status import data
+from sonde.nnx.rng.rngs import Rngs, RngStream
+from sonde.nnx.variable.kinds import Param
+from sonde.nnx.variable.metadata import VariableMetadata
+from sonde.nnx.variable.variable import Variable
+from sonde.ops.default_initializers import SAME_WHEN_COMPILED, compiled_draw
 
 Metadata = Mapping[str, Any]
 Init = Callable[..., Any]

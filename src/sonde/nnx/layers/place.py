@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, TypeVar, cast
 
 from sonde.errors import LayerInputError
-from sonde.nnx.module import Module, iter_modules
+from sonde.nnx.modules.module import Module, iter_modules
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -14,19 +14,19 @@ import jax.numpy as jnp
 
 from sonde import ops
 from sonde.errors import LayerInputError
-from sonde.nnx.attribute_status import data
 from sonde.nnx.layers.linear import Linear
 from sonde.nnx.layers.parameters import NO_METADATA, Init, Metadata
 from sonde.nnx.layers.place import names_its_place
-from sonde.nnx.module import Module
-from sonde.nnx.rngs import Rngs, RngStream
-from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
-from sonde.ops.initializers import (
+from sonde.nnx.modules.attribute_status import data
+from sonde.nnx.modules.module import Module
+from sonde.nnx.rng.rngs import Rngs, RngStream
+from sonde.ops.default_initializers import (
     default_bias_init,
     default_kernel_init,
     orthogonal_any_dtype,
     zeros,
 )
+from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
 
 Pair = tuple[jax.Array, jax.Array]
 MakeMap = Callable[[int], Linear]

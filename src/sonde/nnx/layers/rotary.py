@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from sonde.errors import LayerInputError
-from sonde.nnx.attribute_status import data
 from sonde.nnx.layers.attention import dot_product_attention
 from sonde.nnx.layers.place import names_its_place
-from sonde.nnx.module import Module
-from sonde.nnx.variable import Variable
+from sonde.nnx.modules.attribute_status import data
+from sonde.nnx.modules.module import Module
+from sonde.nnx.variable.variable import Variable
 from sonde.ops.rotary import Rotary, rotary_tables, rotate
 
 

@@ -13,17 +13,17 @@ import jax
 import jax.numpy as jnp
 
 from sonde import ops
-from sonde.nnx.attribute_status import data
-from sonde.nnx.building import build
-from sonde.nnx.filters import Filter, to_predicate
 from sonde.nnx.layers.place import names_its_place
 from sonde.nnx.layers.recurrent_cells import RNNCellBase
-from sonde.nnx.module import Module
-from sonde.nnx.module_sites import carry_all
-from sonde.nnx.rng_tools import split_rngs
-from sonde.nnx.rngs import Rngs, RngState, RngStream
-from sonde.nnx.variable import Variable
-from sonde.nnx.walking import walk
+from sonde.nnx.modules.attribute_status import data
+from sonde.nnx.modules.module import Module
+from sonde.nnx.modules.sites import carry_all
+from sonde.nnx.rng.key_tools import split_rngs
+from sonde.nnx.rng.rngs import Rngs, RngState, RngStream
+from sonde.nnx.states.filters import Filter, to_predicate
+from sonde.nnx.structure.build import build
+from sonde.nnx.structure.walk import walk
+from sonde.nnx.variable.variable import Variable
 
 
 class RNN(Module):

@@ -9,11 +9,11 @@ import jax
 
 from sonde import ops
 from sonde.errors import LayerInputError
-from sonde.nnx.attribute_status import data
 from sonde.nnx.layers.parameters import chosen
 from sonde.nnx.layers.place import names_its_place
-from sonde.nnx.module import Module
-from sonde.nnx.rngs import Rngs, RngStream
+from sonde.nnx.modules.attribute_status import data
+from sonde.nnx.modules.module import Module
+from sonde.nnx.rng.rngs import Rngs, RngStream
 
 
 class Dropout(Module):

@@ -14,16 +14,16 @@ import jax.numpy as jnp
 from sonde import ops
 from sonde._array_text import describe
 from sonde.errors import LayerInputError
-from sonde.nnx.attribute_status import data
-from sonde.nnx.filters import Filter, PathContains, to_predicate
-from sonde.nnx.iteration import iter_graph
 from sonde.nnx.layers.parameters import Init, chosen
 from sonde.nnx.layers.place import names_its_place
-from sonde.nnx.module import Module
-from sonde.nnx.variable import Variable
-from sonde.nnx.variable_kinds import BatchStat, Param
+from sonde.nnx.modules.attribute_status import data
+from sonde.nnx.modules.module import Module
+from sonde.nnx.states.filters import Filter, PathContains, to_predicate
+from sonde.nnx.structure.iteration import iter_graph
+from sonde.nnx.variable.kinds import BatchStat, Param
+from sonde.nnx.variable.variable import Variable
+from sonde.ops.default_initializers import ones, zeros
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
-from sonde.ops.initializers import ones, zeros
 from sonde.ops.norm import Axes
 
 _KERNELS = PathContains("kernel")

@@ -6,15 +6,15 @@ from typing import Any, TypeVar
 
 import jax.numpy as jnp
 
-from sonde.nnx import graph as graphs
-from sonde.nnx import graph_mode
-from sonde.nnx.attribute_status import data
-from sonde.nnx.building import build
-from sonde.nnx.filters import Filter
-from sonde.nnx.pytree import Pytree
-from sonde.nnx.states import to_flat_state
-from sonde.nnx.variable import Variable
-from sonde.nnx.walking import walk
+from sonde.nnx.modules.attribute_status import data
+from sonde.nnx.modules.pytree import Pytree
+from sonde.nnx.states.filters import Filter
+from sonde.nnx.states.state import to_flat_state
+from sonde.nnx.structure import mode as graph_mode
+from sonde.nnx.structure import split_merge as graphs
+from sonde.nnx.structure.build import build
+from sonde.nnx.structure.walk import walk
+from sonde.nnx.variable.variable import Variable
 
 A = TypeVar("A")
 

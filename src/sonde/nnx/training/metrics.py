@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from sonde._array_text import describe
-from sonde.nnx import graph
-from sonde.nnx.filters import Filter
-from sonde.nnx.pytree import Pytree
-from sonde.nnx.variable import Variable
+from sonde.nnx.modules.pytree import Pytree
+from sonde.nnx.states.filters import Filter
+from sonde.nnx.structure import split_merge as graph
+from sonde.nnx.variable.variable import Variable
 
 
 class MetricState(Variable[Any]):

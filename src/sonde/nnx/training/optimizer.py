@@ -14,16 +14,16 @@ import jax.numpy as jnp
 import optax
 
 from sonde._key_paths import key_of
-from sonde.nnx import graph as graphs
-from sonde.nnx.attribute_status import data
-from sonde.nnx.eager_sharding import place_value
-from sonde.nnx.filters import Filter
-from sonde.nnx.graph_def import state_in
-from sonde.nnx.pytree import Pytree
-from sonde.nnx.states import State
-from sonde.nnx.updating import update
-from sonde.nnx.variable import Variable
-from sonde.nnx.variable_kinds import Param
+from sonde.nnx.modules.attribute_status import data
+from sonde.nnx.modules.pytree import Pytree
+from sonde.nnx.states.filters import Filter
+from sonde.nnx.states.state import State
+from sonde.nnx.structure import split_merge as graphs
+from sonde.nnx.structure.graph_def import state_in
+from sonde.nnx.structure.update import update
+from sonde.nnx.variable.eager_sharding import place_value
+from sonde.nnx.variable.kinds import Param
+from sonde.nnx.variable.variable import Variable
 
 M = TypeVar("M")
 _MISSING: Any = object()

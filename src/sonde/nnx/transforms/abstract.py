@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from sonde.nnx.sharding import sharded_shape
+from sonde.nnx.structure.walk import walk
 from sonde.nnx.transforms.lifting import Fixed, Taken, take
 from sonde.nnx.transforms.options import (
     MISSING,
@@ -19,8 +19,8 @@ from sonde.nnx.transforms.options import (
     refuse_bound_method,
 )
 from sonde.nnx.transforms.outcome import Left
-from sonde.nnx.variable import Variable
-from sonde.nnx.walking import walk
+from sonde.nnx.variable.sharding import sharded_shape
+from sonde.nnx.variable.variable import Variable
 
 
 def _pure(f: Callable[..., Any], taken: Taken) -> Callable[[list[Any]], Left]:

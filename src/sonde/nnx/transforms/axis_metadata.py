@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sonde.nnx.graph_mode import resolve
-from sonde.nnx.sharding import PARTITION_NAME, add_axis, remove_axis
+from sonde.nnx.structure.mode import resolve
 from sonde.nnx.transforms.leaf_values import leaf_values
 from sonde.nnx.transforms.lifting import walk_call
 from sonde.nnx.transforms.options import MISSING, also_decorator, named_like, positional
-from sonde.nnx.variable import Variable
+from sonde.nnx.variable.sharding import PARTITION_NAME, add_axis, remove_axis
+from sonde.nnx.variable.variable import Variable
 
 
 @also_decorator

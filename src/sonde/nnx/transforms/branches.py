@@ -16,7 +16,7 @@ from sonde._array_text import describe
 from sonde.nnx.transforms.lifting import Taken, take
 from sonde.nnx.transforms.options import mode
 from sonde.nnx.transforms.outcome import Left, Outcome
-from sonde.nnx.variable import Variable
+from sonde.nnx.variable.variable import Variable
 
 
 def cond(

@@ -19,9 +19,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sonde.nnx.building import build
-from sonde.nnx.definitions import NamedValues, show_path
-from sonde.nnx.filters import Predicate, to_predicate
+from sonde.nnx.states.filters import Predicate, to_predicate
+from sonde.nnx.structure.build import build
+from sonde.nnx.structure.definitions import NamedValues, show_path
+from sonde.nnx.structure.walk import walk
 from sonde.nnx.transforms.derivatives import as_state
 from sonde.nnx.transforms.jit.arguments import holds_objects
 from sonde.nnx.transforms.leaf_values import each_leaf
@@ -38,7 +39,6 @@ from sonde.nnx.transforms.options import (
 )
 from sonde.nnx.transforms.outcome import Left, Outcome
 from sonde.nnx.transforms.prefixes import DiffState, refuse_prefixes
-from sonde.nnx.walking import walk
 
 
 @also_decorator

@@ -15,19 +15,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sonde.nnx import traversals
-from sonde.nnx.array_references import load
-from sonde.nnx.definitions import NamedValues, Path, count_leaves, show_path
-from sonde.nnx.filters import Filter, Predicate, to_predicate
-from sonde.nnx.states import State
+from sonde.nnx.states import traversals
+from sonde.nnx.states.filters import Filter, Predicate, to_predicate
+from sonde.nnx.states.state import State
+from sonde.nnx.structure.definitions import NamedValues, Path, count_leaves, show_path
+from sonde.nnx.structure.walk import walk
 from sonde.nnx.transforms.leaf_values import children_of, each_leaf
 from sonde.nnx.transforms.lifting import Taken, is_object, raw, take
 from sonde.nnx.transforms.options import MISSING, Mode, also_decorator, mode, named_like, refuse_bound_method
 from sonde.nnx.transforms.outcome import Left
 from sonde.nnx.transforms.prefixes import DiffState, refuse_prefixes
-from sonde.nnx.variable import Variable
-from sonde.nnx.variable_kinds import Param
-from sonde.nnx.walking import walk
+from sonde.nnx.variable.array_references import load
+from sonde.nnx.variable.kinds import Param
+from sonde.nnx.variable.variable import Variable
 
 
 @also_decorator

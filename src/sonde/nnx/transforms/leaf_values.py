@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from jax.sharding import PartitionSpec
 
-from sonde.nnx.definitions import REFERENCE, Path, count_leaves, flatten_once, show_path
-from sonde.nnx.kinds import ARRAY, CONTAINER, NODE, OTHER, VARIABLE, kind_of
-from sonde.nnx.pytree import Pytree
+from sonde.nnx.modules.pytree import Pytree
+from sonde.nnx.structure.definitions import REFERENCE, Path, count_leaves, flatten_once, show_path
+from sonde.nnx.structure.prefix_trees import TreeState
+from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, OTHER, VARIABLE, kind_of
 from sonde.nnx.transforms.prefixes import ByFilter, raw_leaf
-from sonde.nnx.trees import TreeState
-from sonde.nnx.variable import Variable
+from sonde.nnx.variable.variable import Variable
 
 _UNSET: Any = object()
 

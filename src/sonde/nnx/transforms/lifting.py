@@ -33,17 +33,17 @@ import jax
 
 from sonde._jax import trace_level
 from sonde.core import capture_state
-from sonde.nnx import module_sites
-from sonde.nnx.array_references import is_reference, load
-from sonde.nnx.building import build
-from sonde.nnx.definitions import REFERENCE, NamedValues, show_path, unflatten_once
-from sonde.nnx.graph_def import GraphDef
-from sonde.nnx.kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
-from sonde.nnx.transforms.edits import Before
+from sonde.nnx.modules import sites as module_sites
+from sonde.nnx.structure.build import build
+from sonde.nnx.structure.definitions import REFERENCE, NamedValues, show_path, unflatten_once
+from sonde.nnx.structure.graph_def import GraphDef
+from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
+from sonde.nnx.structure.walk import Walk, walk
 from sonde.nnx.transforms.options import Mode
 from sonde.nnx.transforms.outcome import Left, Outcome, settle, write
-from sonde.nnx.variable import Variable
-from sonde.nnx.walking import Walk, walk
+from sonde.nnx.transforms.structure_changes import Before
+from sonde.nnx.variable.array_references import is_reference, load
+from sonde.nnx.variable.variable import Variable
 
 
 @jax.tree_util.register_static
@@ -74,7 +74,7 @@ class Structure:
     """The structure of arguments, without their values: equal for calls that may share a trace.
 
     Attributes:
-        definition: how to build them, see `sonde.nnx.definitions`.
+        definition: how to build them, see `sonde.nnx.structure.definitions`.
         paths: the paths of the leaves.
         kinds: for each leaf that is a Variable its class and metadata, else None.
         n_args: how many of the arguments are positional; the others are keywords.

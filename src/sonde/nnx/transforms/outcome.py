@@ -1,9 +1,9 @@
 """The static description of what a transformed function returned and changed, used by every transform.
 
 Arrays leave a pure function in lists, with an `Outcome`, a pytree node without leaves, that describes them: leaves of
-edits (see `sonde.nnx.transforms.edits`), then leaves of the output, then new values of Variables. There is one list for
-every value of an option (`out_axes`, `out_specs`), so that a tuple of options tells JAX's transform about each list,
-before the output is known.
+edits (see `structure_changes`), then leaves of the output, then new values of Variables. There is one list for every
+value of an option (`out_axes`, `out_specs`), so that a tuple of options tells JAX's transform about each list, before
+the output is known.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 import jax
 
 from sonde._jax import trace_level
-from sonde.nnx import epoch
-from sonde.nnx.array_references import referring
-from sonde.nnx.building import build
-from sonde.nnx.definitions import has_references
-from sonde.nnx.graph_def import GraphDef
-from sonde.nnx.pytree import Pytree, _wrong_level
-from sonde.nnx.transforms.edits import new_data, replay
-from sonde.nnx.variable import Variable, _set_metadata, _set_value
+from sonde.nnx.modules.pytree import Pytree, _wrong_level
+from sonde.nnx.structure import epoch
+from sonde.nnx.structure.build import build
+from sonde.nnx.structure.definitions import has_references
+from sonde.nnx.structure.graph_def import GraphDef
+from sonde.nnx.transforms.structure_changes import new_data, replay
+from sonde.nnx.variable.array_references import referring
+from sonde.nnx.variable.variable import Variable, _set_metadata, _set_value
 
 
 @jax.tree_util.register_static

@@ -12,12 +12,12 @@ from typing import Any
 
 import jax
 
-from sonde.nnx.definitions import Path
-from sonde.nnx.filters import Filter, PathIn, to_predicate
-from sonde.nnx.kinds import NODE, kind_of
-from sonde.nnx.states import State, to_flat_state
+from sonde.nnx.states.filters import Filter, PathIn, to_predicate
+from sonde.nnx.states.state import State, to_flat_state
+from sonde.nnx.structure.definitions import Path
+from sonde.nnx.structure.value_kinds import NODE, kind_of
 from sonde.nnx.transforms.options import Mode
-from sonde.nnx.variable import Variable
+from sonde.nnx.variable.variable import Variable
 
 
 def raw_leaf(value: Any) -> Any:

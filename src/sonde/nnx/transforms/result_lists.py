@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sonde.nnx.structure.walk import Walk
 from sonde.nnx.transforms.leaf_values import Numbering, Part, Spread, alternatives, numbering
 from sonde.nnx.transforms.lifting import Structure
-from sonde.nnx.walking import Walk
 
 
 class Lists:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sonde.report.examined import Examined
 from sonde.report.findings.attention import attention
 from sonde.report.findings.depth import family
 from sonde.report.findings.finding import SEVERITIES, Finding, Severity
@@ -15,7 +14,8 @@ from sonde.report.findings.flow import jumps, over_depth, over_iterations
 from sonde.report.findings.nonfinite import nonfinite
 from sonde.report.findings.precision import near_overflow, underflow
 from sonde.report.findings.units import constant, dead_units, no_gradient, saturated
-from sonde.tools.events import Event
+from sonde.report.site_data import Examined
+from sonde.tools.numerics.events import Event
 
 __all__ = ["SEVERITIES", "Finding", "Severity", "find"]
 

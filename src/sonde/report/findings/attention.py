@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sonde.report.examined import Examined, Step, is_shares
 from sonde.report.findings.finding import Finding
 from sonde.report.findings.thresholds import ATTENTION_QUERIES, ATTENTION_SHARE
+from sonde.report.site_data import Examined, Step, is_shares
 
 _COLLAPSED = (
     "Every query looks at the same position: the scores are too large. Normalise queries and keys, scale by "

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sonde.report.examined import Examined, Step
 from sonde.report.findings.finding import Finding
-from sonde.tools.events import Event
-from sonde.tools.nonfinite import NonFinite, first_of
+from sonde.report.site_data import Examined, Step
+from sonde.tools.numerics.events import Event
+from sonde.tools.numerics.nonfinite import NonFinite, first_of
 
 _OVERFLOW = (
     "An infinity comes from a number that grew too large: look at the ranges before it; compute it in a wider dtype, "

@@ -12,10 +12,10 @@ from typing import Any
 
 import jax
 
-from sonde.nnx.array_references import is_reference
-from sonde.nnx.definitions import flatten_once, unflatten_once
-from sonde.nnx.kinds import ARRAY, CONTAINER, KIND, NODE, OTHER, VARIABLE, kind_of
+from sonde.nnx.structure.definitions import flatten_once, unflatten_once
+from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, KIND, NODE, OTHER, VARIABLE, kind_of
 from sonde.nnx.transforms.lifting import Fixed
+from sonde.nnx.variable.array_references import is_reference
 
 ROOT, PLAIN = "root", "plain"
 

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sonde.core import RUNNING_CAPTURES, capture_state, given
-from sonde.nnx.epoch import EPOCH
-from sonde.nnx.graph import graphdef, merge, split
-from sonde.nnx.kinds import ARRAY, KIND
+from sonde.nnx.structure.epoch import EPOCH
+from sonde.nnx.structure.split_merge import graphdef, merge, split
+from sonde.nnx.structure.value_kinds import ARRAY, KIND
+from sonde.nnx.transforms.bounded_cache import PROGRAMS, Recent
 from sonde.nnx.transforms.jit.arguments import PLAIN, ROOT, Arguments, holds_objects, named_arguments
 from sonde.nnx.transforms.jit.memory import LastCall, Memory, Plan
 from sonde.nnx.transforms.jit.program import Options, Program, tracing
 from sonde.nnx.transforms.lifting import Fixed, Structure, take, walk_call
 from sonde.nnx.transforms.options import MISSING, also_decorator, mode, named_like, refuse_bound_method
 from sonde.nnx.transforms.prefixes import refuse_prefixes
-from sonde.nnx.transforms.recent import PROGRAMS, Recent
 from sonde.nnx.transforms.stages import Lowered, Traced
 
 

@@ -13,16 +13,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from sonde._jax import trace_level
-from sonde.nnx.cell import Cell
-from sonde.nnx.epoch import EPOCH, EXPOSED
-from sonde.nnx.kinds import CONTAINER, KIND, NODE, VARIABLE, kind_of
-from sonde.nnx.pytree import attributes
-from sonde.nnx.transforms.edits import contents, same_contents
+from sonde.nnx.modules.pytree import attributes
+from sonde.nnx.structure.epoch import EPOCH, EXPOSED
+from sonde.nnx.structure.value_kinds import CONTAINER, KIND, NODE, VARIABLE, kind_of
+from sonde.nnx.structure.walk import Walk
+from sonde.nnx.transforms.bounded_cache import PROGRAMS
 from sonde.nnx.transforms.jit.program import Program
 from sonde.nnx.transforms.outcome import Left, Outcome, settle
-from sonde.nnx.transforms.recent import PROGRAMS
-from sonde.nnx.variable import Variable
-from sonde.nnx.walking import Walk
+from sonde.nnx.transforms.structure_changes import contents, same_contents
+from sonde.nnx.variable.cell import Cell
+from sonde.nnx.variable.variable import Variable
 
 #: How many structures of one set of objects are remembered: training, evaluating and a few more.
 KNOWN_STRUCTURES = 4

@@ -1,0 +1,68 @@
+"""The public names of a package, listed once, in its stub `__init__.pyi`, and loaded when first used.
+
+A type checker reads the stub, so it sees a misspelled name; at run time the same list says where each name lives. A
+package does
+
+    __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
+
+and nothing behind its names is imported before it is needed. The stub holds only lines of the form
+`from sonde.tools.numerics.nonfinite import NonFinite as NonFinite`: the `as` says that a name is public, for a type
+checker as for this file. A name that is a module is listed as `from sonde.nnx.training import metrics as metrics`.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Makes the names in a package's stub importable from the package.
+
+    Args:
+        package: `__name__` of the package.
+        file: `__file__` of the package, next to which the stub is.
+
+    Returns:
+        `__getattr__`, `__dir__` and `__all__` for the package.
+    """
+    homes = _homes(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+
+    def load(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module, attribute = homes[name]
+        value = _part_of(package, attribute) if module == package else _attribute(module, attribute)
+        setattr(sys.modules[package], name, value)  # the next use is then a plain lookup
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *homes})
+
+    # `from sonde import *` must not import every package below.
+    return load, names, sorted(name for name, (module, _) in homes.items() if module != package)
+
+
+def _homes(stub: str) -> dict[str, tuple[str, str]]:
+    """The module and the attribute behind each public name of a stub."""
+    return {
+        alias.asname: (statement.module, alias.name)
+        for statement in ast.parse(stub).body
+        if isinstance(statement, ast.ImportFrom) and statement.module
+        for alias in statement.names
+        if alias.asname is not None
+    }
+
+
+def _attribute(module: str, attribute: str) -> Any:
+    """An attribute of a module, or the module below it of that name."""
+    value = getattr(importlib.import_module(module), attribute, None)
+    return _part_of(module, attribute) if value is None else value
+
+
+def _part_of(package: str, module: str) -> Any:
+    return importlib.import_module(f"{package}.{module}")

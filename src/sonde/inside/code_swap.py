@@ -1,0 +1,147 @@
+"""Replaces a function's code by marked code while a capture runs.
+
+A function object has one code for all threads. The replacement runs the function's own body in every thread but those
+that capture it (`FunctionMarks.enter`), and the last capture to end restores the old code. Function objects that marked
+code makes, such as the body of a loop, are treated alike: one that outlives the capture gets the code that it would
+have had.
+
+Functions are found by their code wherever they are: wrapped, decorated, in an old closure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Collection
+from types import CodeType, FunctionType
+from typing import Literal
+
+from sonde.inside.heap import HEAP, LOCK
+from sonde.inside.instrumented import FunctionMarks
+from sonde.inside.method_hooks import Through
+from sonde.inside.source import SourceFile, file_named, function_of
+
+Use = Literal["names", "parts", "calls"]
+
+
+class _Swapped:
+    """A function object whose code is replaced, and for which runs: for its names, for parts too, for its calls."""
+
+    __slots__ = ("function", "marks", "own", "through", "users")
+
+    def __init__(self, function: FunctionType, marks: FunctionMarks | None, own: CodeType) -> None:
+        self.function = weakref.ref(function)
+        self.marks = marks
+        self.own = own
+        self.users: set[tuple[Session, Use]] = set()
+        self.through: Through | None = None
+
+    def settle(self) -> None:
+        """Gives the function the code that its users want."""
+        function = self.function()
+        if function is not None:
+            uses: set[Use] = {use for _, use in self.users}
+            code = self._code(uses)
+            if "calls" in uses:
+                if self.through is None:
+                    self.through = Through(function)
+                self.through.inner.__code__, code = code, self.through.code
+            if function.__code__ is not code:
+                function.__code__ = code
+
+    def _code(self, uses: set[Use]) -> CodeType:
+        marked = None
+        if self.marks is not None and ("names" in uses or "parts" in uses):
+            marked = self.marks.code("parts" in uses)
+        return self.own if marked is None else marked
+
+
+_swapped: dict[int, _Swapped] = {}
+
+
+class Session:
+    """The functions whose code one run has replaced.
+
+    An interrupt may cut its methods short. `end` undoes also what was begun, and may be called again.
+    """
+
+    def __init__(self) -> None:
+        self.hooks = contextlib.ExitStack()
+        self._mine: list[tuple[int, _Swapped]] = []
+
+    def swap(self, function: FunctionType, marks: FunctionMarks | None, use: Use) -> None:
+        """Replaces the code of a function: by marked code, or by code that reports its calls."""
+        if use != "calls":
+            code = None if marks is None else marks.code(use == "parts")
+            if code is None or code.co_freevars != function.__code__.co_freevars:
+                return
+        LOCK.run(lambda: self._swap(function, marks, use))
+
+    def _swap(self, function: FunctionType, marks: FunctionMarks | None, use: Use) -> None:
+        key = id(function)
+        entry = _swapped.get(key)
+        if entry is None or entry.function() is not function:
+            own = function.__code__
+            if marks is not None and marks.plain is not None and marks.has_code(own):
+                own = marks.plain  # marked code has made the function
+            entry = _Swapped(function, marks, own)
+        self._mine.append((key, entry))
+        _swapped[key] = entry
+        entry.marks = entry.marks or marks
+        entry.users.add((self, use))
+        entry.settle()
+
+    def end(self) -> None:
+        """Undoes everything."""
+        self.hooks.close()
+        LOCK.run(self._restore)
+
+    def _restore(self) -> None:
+        for key, entry in self._mine:
+            entry.users = {user for user in entry.users if user[0] is not self}
+            entry.settle()
+            if not entry.users and _swapped.get(key) is entry:
+                del _swapped[key]
+        self._mine.clear()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Function objects by their code
+# ---------------------------------------------------------------------------------------------------------------------
+
+# For code objects that were met: the function in the file; or None, and the file that it was not found in.
+_known: dict[int, tuple[CodeType, FunctionMarks | None, SourceFile | None]] = {}
+
+
+def marks_of(function: FunctionType) -> FunctionMarks | None:
+    """The function in a file that a function object was made from."""
+    entry = _swapped.get(id(function))
+    code = function.__code__
+    if entry is not None and entry.function() is function:
+        if entry.marks is not None:
+            return entry.marks
+        code = entry.own
+    known = _known.get(id(code))
+    if known is None or (known[1] is None and known[2] is not file_named(code.co_filename)):
+        found = function_of(code, function.__globals__, function.__qualname__)
+        marks = found if isinstance(found, FunctionMarks) else None
+        known = _known[id(code)] = (code, marks, None if marks is not None else file_named(code.co_filename))
+    return known[1]
+
+
+def functions_of(files: Collection[str]) -> list[tuple[FunctionType, FunctionMarks | None]]:
+    """The function objects of some files, each with the function that it was made from; None if that is not known."""
+    return [(function, marks_of(function)) for function in HEAP.functions(files)]
+
+
+def loaded_as(path: str) -> list[str]:
+    """The names under which the functions of a file were loaded: `python ./train.py` has `/folder/./train.py`."""
+    name, real = os.path.basename(path), os.path.realpath(path)
+    return [f for f in HEAP.filenames() if f == path or (f.endswith(name) and os.path.realpath(f) == real)]
+
+
+def live_functions(wanted: Collection[FunctionMarks]) -> list[tuple[FunctionType, FunctionMarks]]:
+    """The function objects that were made from some functions in files."""
+    found = functions_of({marks.filename for marks in wanted})
+    return [(function, marks) for function, marks in found if marks is not None and marks in wanted]

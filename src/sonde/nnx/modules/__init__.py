@@ -1,0 +1,1 @@
+"""Modules and other objects with attributes: their classes, calls, captures, views and displays."""

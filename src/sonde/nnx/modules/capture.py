@@ -1,0 +1,392 @@
+"""`nnx.capture`: what Modules sow, and the outputs of their methods, as States."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from sonde import _jax
+from sonde.core import (
+    Adding,
+    Call,
+    ModuleRequest,
+    Recording,
+    Site,
+    View,
+    calls_of,
+    check_callable,
+    paths_below,
+    record_of,
+    run_with,
+    thread,
+    unstarred,
+)
+from sonde.nnx.modules.module import Module
+from sonde.nnx.modules.sites import Sown, Types, noted
+from sonde.nnx.states.state import State, from_flat_state, to_flat_state
+from sonde.nnx.variable.kinds import Intermediate, Perturbation
+from sonde.nnx.variable.variable import Variable
+
+Key = tuple[str, str]  # the path of a Module, and a name
+Values = dict[type, dict[Key, Any]]
+
+
+def capture(
+    fn: Any,
+    *var_types: type[Variable[Any]],
+    init: Mapping[Any, Any] | None = None,
+    method_outputs: type[Variable[Any]] | None = None,
+) -> Callable[..., Any]:
+    """Makes a function that runs `fn` and also returns what its Modules sowed.
+
+    Nothing is stored in the Modules. Values are returned from inside every transform, Sonde's or JAX's: a loop gives
+    one row per iteration, `vmap` puts the mapped axis first.
+
+    Args:
+        fn: A function whose first Module argument is the model, a Module, or a bound method of one. If it is a type of
+            Variable, a decorator is returned.
+        *var_types: The types of Variable to return. Subclasses are not included: name them too.
+        init: Initial values, as an earlier capture returned them: `perturb` adds them, `sow` continues from them.
+        method_outputs: A type of Variable. The output of every public method, and of `__call__`, is recorded as this
+            type under the method's name.
+
+    Returns:
+        A function that returns the result and one State per type; the result alone if there are no types.
+
+    Raises:
+        TypeError: `fn` is not callable, a type is not a type of Variable, or no Module is found.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> class Double(nnx.Module):
+        ...     def __call__(self, x):
+        ...         self.sow(nnx.Intermediate, "twice", x * 2)
+        ...         return x * 2 + 1
+        >>> y, seen = nnx.capture(Double(), nnx.Intermediate)(jnp.float32(3.0))
+        >>> print(y, seen["twice"].get_value()[0])
+        7.0 6.0
+    """
+    if isinstance(fn, type) and issubclass(fn, Variable):
+        return lambda actual: capture(actual, fn, *var_types, init=init, method_outputs=method_outputs)
+    _check_types(var_types, method_outputs)
+    types = var_types or ((method_outputs,) if method_outputs else ())
+    check_callable(fn, "nnx.capture")
+    begin = _given_values(init)
+
+    @functools.wraps(fn if hasattr(fn, "__name__") else type(fn).__call__)
+    def captured(*args: Any, **kwargs: Any) -> Any:
+        root = _root(fn, args, kwargs)
+        result, calls = _run(fn, args, kwargs, root, types, begin, method_outputs)
+        states = _states(_collected(calls, types, begin, _perturbed_to_zeros), root)
+        return (result, *(states[t] for t in types)) if types else result
+
+    captured.__wrapped__ = fn  # pyright: ignore[reportAttributeAccessIssue]
+    return captured
+
+
+def capture_grads(
+    fn: Any,
+    *var_types: type[Variable[Any]],
+    method_outputs: type[Variable[Any]] | None = None,
+) -> Callable[..., Any]:
+    """Makes a function that runs a training step and also returns values and gradients inside the model, in one pass.
+
+    Any `nnx.grad`, `nnx.value_and_grad` or JAX's own that runs inside `fn` yields the gradient at each value that
+    `Module.sow` or `Module.perturb` was given, and at the outputs of methods.
+
+    Args:
+        fn: The step: a function whose first Module argument is the model, a Module, or a bound method.
+        *var_types: The types of Variable to record; Intermediate and Perturbation by default.
+        method_outputs: A type of Variable. The output of every public method, and of `__call__`, is recorded as this
+            type.
+
+    Returns:
+        A function that returns the result of `fn`, a State of values and a State of gradients.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> class Square(nnx.Module):
+        ...     def __init__(self):
+        ...         self.w = nnx.Param(jnp.float32(3.0))
+        ...     def __call__(self, x):
+        ...         h = x * self.w
+        ...         self.sow(nnx.Intermediate, "h", h)
+        ...         return h**2
+        >>> step = lambda model, x: nnx.grad(lambda m: m(x))(model)
+        >>> grads, values, inner = nnx.capture_grads(step)(Square(), jnp.float32(2.0))
+        >>> print(values["h"].get_value()[0], inner["h"].get_value()[0])
+        6.0 12.0
+    """
+    _check_types(var_types, method_outputs)
+    check_callable(fn, "nnx.capture_grads")
+    types = var_types or tuple(dict.fromkeys(t for t in (Intermediate, Perturbation, method_outputs) if t))
+
+    @functools.wraps(fn if hasattr(fn, "__name__") else type(fn).__call__)
+    def captured(*args: Any, **kwargs: Any) -> Any:
+        root = _root(fn, args, kwargs)
+        result, calls = _run(fn, args, kwargs, root, types, {}, method_outputs, grads=True)
+        values = _states(_collected(calls, types, {}, lambda call, tag: _value(call)), root)
+        grads = _states(_collected(calls, types, {}, lambda call, tag: _gradient(call)), root)
+        return result, State.merge(*values.values()), State.merge(*grads.values())
+
+    captured.__wrapped__ = fn  # pyright: ignore[reportAttributeAccessIssue]
+    return captured
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Before the run
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _check_types(var_types: tuple[Any, ...], method_outputs: Any) -> None:
+    for t in (*var_types, *([method_outputs] if method_outputs is not None else [])):
+        if not (isinstance(t, type) and issubclass(t, Variable)):
+            raise TypeError(f"nnx.capture takes types of Variable, such as nnx.Intermediate; got {t!r}")
+
+
+def _root(fn: Any, args: Any, kwargs: Any) -> Module:
+    """The Module that paths count from."""
+    for f in (fn, inspect.unwrap(fn)):
+        if isinstance(f, Module):
+            return f
+        if isinstance(getattr(f, "__self__", None), Module):
+            return f.__self__
+        if isinstance(f, functools.partial):
+            args = (*f.args, *args)
+    for x in (*args, *kwargs.values()):
+        if isinstance(x, Module):
+            return x
+    name, given = getattr(fn, "__qualname__", fn), ", ".join(type(x).__name__ for x in args) or "no arguments"
+    raise TypeError(
+        f"nnx.capture of {name!r} found no Module: pass the model as an argument, or capture the Module or "
+        f"a bound method of it; got {given}"
+    )
+
+
+def _given_values(init: Mapping[Any, Any] | None) -> Values:
+    """The values of a State by type, path of the Module, and name."""
+    given: Values = {}
+    for path, leaf in to_flat_state(init) if init else ():
+        if isinstance(leaf, Variable):
+            *module, name = [key for key in path if key != ""]  # an empty name: see `_nested`
+            given.setdefault(type(leaf), {})[_text(module), str(name)] = leaf.get_value()
+    return given
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The run
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class _Recording(Recording):
+    """Records values that were sown as one of the given types."""
+
+    def __init__(self, types: tuple[type, ...], given: Values, *, grads: bool, depth: int) -> None:
+        super().__init__((), grads=grads, depth=depth)
+        self.key = (self.key, types)
+        self.types = types
+        self.given = given
+
+    def so_far(self) -> Values:
+        """What was recorded so far."""
+        return _collected(calls_of(self), self.types, self.given, _perturbed_to_zeros)
+
+    def wants(self, site: Site, path: str, view: View) -> bool:
+        """Whether the site belongs to a Module of the captured model and has one of the types."""
+        tag = site.tag
+        if not isinstance(tag, Sown) or tag.type not in self.types or not tag.known[self.depth - 1]:
+            return False
+        return super().wants(site, path, view)
+
+
+class _Adding(Adding):
+    """Adds the given values where Modules call `perturb`."""
+
+    def key_of(self, site: Site, path: str) -> Any:
+        """Type, path of the Module, and name."""
+        tag = site.tag
+        if not isinstance(tag, Sown) or not tag.perturbs or not tag.known[self.depth - 1]:
+            return None
+        return tag.type, *_key(path, tag)
+
+    def so_far(self) -> Values:
+        """The given values."""
+        values: Values = {}
+        for (t, *key), value in self.deltas.items():
+            values.setdefault(t, {})[key[0], key[1]] = value
+        return values
+
+    def finish(self) -> None:
+        """Unused values are not an error: a State may hold more than one function needs."""
+
+
+def _run(
+    fn: Any,
+    args: Any,
+    kwargs: Any,
+    root: Module,
+    types: tuple[type, ...],
+    given: Values,
+    outputs: type | None,
+    *,
+    grads: bool = False,
+) -> tuple[Any, list[Call]]:
+    """The result, and what was recorded."""
+    deltas = {(t, *key): value for t, values in given.items() for key, value in values.items()}
+    inner = fn
+    if deltas:
+
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            request = ModuleRequest(root, more=Types(given=tuple(given)), sows=False)
+            make = functools.partial(_Adding, deltas)
+            return run_with(lambda depth: make(depth=depth), fn, args, kwargs, edits=True, request=request)[0]
+
+    if deltas and not types:
+        return inner(*args, **kwargs), []
+    # Without types the capture records nothing, but it must run: outside of captures, `sow` stores in the Module.
+    result, handler = run_with(
+        lambda depth: _Recording(types, given, grads=grads, depth=depth),
+        inner,
+        args,
+        kwargs,
+        grads=grads,
+        request=ModuleRequest(root, more=Types(types, outputs=outputs), sows=False),
+    )
+    return result, calls_of(handler)
+
+
+def captures_of(module: Module) -> tuple[Variable[Any], ...] | None:
+    """What the innermost running `nnx.capture` has recorded in a Module so far.
+
+    There is one Variable for each type that is recorded or has initial values; it holds a dict from names to values.
+    None if no `nnx.capture` runs, or the Module is not in its model.
+    """
+    found: dict[type, dict[str, Any]] = {}
+    root: Any = None
+    for trail in reversed(thread.trails):
+        handler = trail.handler
+        if not isinstance(handler, (_Recording, _Adding)) or (found and trail.root is not root):
+            continue
+        place, root = trail.place_of(module), trail.root
+        if not place.known:
+            return None
+        path = trail.absolute(place)
+        for t, values in handler.so_far().items():
+            mine = found.setdefault(t, {})
+            mine.update({name: value for (text, name), value in values.items() if text == path})
+        if isinstance(handler, _Recording):
+            for tag, value in noted(trail, module):
+                mine = found.setdefault(tag.type, {})
+                if tag.perturbs:
+                    mine.setdefault(tag.name, jax.tree.map(jax.numpy.zeros_like, value))
+                else:
+                    mine[tag.name] = _reduced(mine.get(tag.name), tag, [value])
+            recorded = {t: found[t] for t in handler.types}
+            return tuple(t(values) for t, values in (recorded | found).items())
+    return tuple(t(values) for t, values in found.items()) or None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# After the run
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _value(call: Call) -> Any:
+    item = call.item
+    return record_of(call).value if item.view.axes else item.site.rebuild(item.leaves)
+
+
+def _gradient(call: Call) -> Any:
+    grads = record_of(call).grads
+    return grads[0] if grads else None
+
+
+def _perturbed_to_zeros(call: Call, tag: Sown) -> Any:
+    value = _value(call)
+    return jax.tree.map(jax.numpy.zeros_like, value) if tag.perturbs else value
+
+
+def _collected(
+    calls: list[Call], types: tuple[type, ...], given: Values, value_of: Callable[[Call, Sown], Any]
+) -> Values:
+    """What was recorded, by type, Module and name; in program order."""
+    found: Values = {t: {} for t in types}
+    for call in calls:
+        item = call.item
+        tag: Any = item.site.tag  # a `Sown`: nothing else was recorded
+        if not item.view.is_value or _is_not_taken(item.extras.get("taken")):
+            continue
+        value = value_of(call, tag)
+        key = _key(item.path, tag)
+        values = found[tag.type]
+        before = values.get(key, given.get(tag.type, {}).get(key))
+        if tag.perturbs and value_of is _perturbed_to_zeros:
+            values[key] = value if before is None else before
+        else:
+            n_loops = sum(axis.is_loop for axis in item.view.axes)
+            values[key] = _reduced(before, tag, _iterations(value, n_loops) if tag.reduce_fn else [value])
+    return found
+
+
+def _reduced(before: Any, tag: Sown, values: Iterable[Any]) -> Any:
+    """What a Module sowed under a name before, combined with further values."""
+    if tag.reduce_fn is None:
+        return (*(() if before is None else before), *values)
+    assert tag.init_fn is not None
+    return functools.reduce(tag.reduce_fn, values, tag.init_fn() if before is None else before)
+
+
+def _key(path: str, tag: Sown) -> Key:
+    """The path of the Module that sowed a value, and the value's name."""
+    return unstarred(path[: len(path) - len(tag.name)].rstrip("/")), tag.name
+
+
+def _text(path: Iterable[Any]) -> str:
+    """A path in a model, as the engine writes it."""
+    return "/".join(map(str, path))
+
+
+def _is_not_taken(taken: Any) -> bool:
+    return taken is not None and not isinstance(taken, _jax.Tracer) and not np.any(taken)
+
+
+def _iterations(value: Any, n_loops: int) -> Iterator[Any]:
+    """The value of each iteration, in the order in which they ran."""
+    arrays = jax.tree.leaves(value)
+    if not n_loops or not arrays:
+        yield value
+        return
+    for index in np.ndindex(arrays[0].shape[:n_loops]):
+        yield jax.tree.map(lambda x, index=index: x[index], value)
+
+
+def _states(found: Values, root: Module) -> dict[type, State[Any, Any]]:
+    """One State per type."""
+    keys = {_text(path): path for path in paths_below(root)}
+    return {t: _nested(t, values, keys) for t, values in found.items()}
+
+
+def _nested(variable_type: type, values: Mapping[Key, Any], modules: Mapping[str, Any]) -> State[Any, Any]:
+    """A State of Variables.
+
+    A Module that sows under the name of one of its children keeps both: its own value has an empty name below the
+    child's.
+    """
+    flat = {(*_keys(path, modules), name): value for (path, name), value in values.items() if value is not None}
+    inner = {path[:i] for path in flat for i in range(len(path))}
+    return from_flat_state([((*p, "") if p in inner else p, variable_type(v)) for p, v in flat.items()])
+
+
+def _keys(path: str, modules: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The keys of a Module in a State: the model's own for Modules it has, keys made from the path for others."""
+    if path in modules or not path:
+        return modules.get(path, ())
+    above, _, name = path.rpartition("/")
+    return *_keys(above, modules), int(name) if name.isdigit() else name

@@ -1,0 +1,234 @@
+"""Where Modules meet captures: `Module.sow`, `Module.perturb` and methods, while a capture runs.
+
+Everything goes to the engine as a site whose tag has the type of Variable and the name; `sonde.core.modules.call_stack`
+finds the path of the Module. When no capture runs, the functions here do nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde import _jax
+from sonde.core import (
+    RUNNING_CAPTURES,
+    ModuleKind,
+    Origin,
+    Trail,
+    at_module,
+    capture_state,
+    code_of,
+    mark,
+    mark_arrays,
+    mark_in_place,
+    register_modules,
+    register_no_modules,
+    run_method,
+    thread,
+)
+from sonde.nnx.modules.pytree import Pytree, set_origin
+from sonde.nnx.states.state import FlatState, State
+from sonde.nnx.structure.epoch import EPOCH, EXPOSED
+from sonde.nnx.structure.value_kinds import ARRAY, KIND, NODE, OTHER, VARIABLE, kind_of
+from sonde.nnx.structure.walk import walk
+
+T = TypeVar("T")
+_NUMBERS = (bool, int, float, complex, np.generic)
+_NO_MODULES = (ARRAY, OTHER, VARIABLE)
+
+
+def _children(node: Pytree) -> Iterator[tuple[Any, Any]]:
+    layout, data, static = node._structure()
+    for name, value in zip(layout.data_then_static, (*data, *static)):
+        if KIND.get(type(value)) not in _NO_MODULES:
+            yield name, value
+
+
+def _is_root(node: Any) -> bool:
+    from sonde.nnx.modules.module import Module
+
+    return isinstance(node, Module)
+
+
+register_modules(
+    Pytree,
+    ModuleKind(
+        children=_children,
+        child=lambda node, name: node._get_child(name),
+        stamp=lambda: object() if EXPOSED else EPOCH.value,
+        origin=lambda node: getattr(node, "_origin", None),
+        is_root=_is_root,
+    ),
+)
+register_no_modules(State)
+register_no_modules(FlatState)
+
+
+class Types(NamedTuple):
+    """What `nnx.capture` wants from Modules; kept in `core.modules.trail.Wanted.more`.
+
+    Attributes:
+        recorded: The types of Variable that are recorded.
+        given: The types of Variable that values were given for.
+        outputs: The type that outputs of methods are recorded as; None if they are not recorded.
+    """
+
+    recorded: tuple[type, ...] = ()
+    given: tuple[type, ...] = ()
+    outputs: type | None = None
+
+    def wants(self, variable_type: type) -> bool:
+        """Whether a value of that type is recorded or added to."""
+        return variable_type in self.recorded or variable_type in self.given
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sown:
+    """The tag of a Module's site.
+
+    Attributes:
+        type: The type of Variable it is recorded as.
+        name: Its name.
+        known: For every capture that runs, whether the Module belongs to its model.
+        perturbs: Whether values may be added to it.
+        reduce_fn: Combines what was recorded before with a value; None appends to a tuple.
+        init_fn: Makes the initial value for `reduce_fn`.
+    """
+
+    type: type
+    name: str
+    known: tuple[bool, ...]
+    perturbs: bool = False
+    reduce_fn: Callable[[Any, Any], Any] | None = dataclasses.field(default=None, compare=False)
+    init_fn: Callable[[], Any] | None = dataclasses.field(default=None, compare=False)
+
+
+def _is_wanted(variable_type: type) -> bool:
+    """Whether a capture wants values of a type; `sonde.capture` wants all."""
+    state: Any = capture_state()
+    return any(not isinstance(w.more, Types) or w.more.wants(variable_type) for w in state.modules)
+
+
+def sow(
+    module: Any,
+    variable_type: type,
+    name: str,
+    value: Any,
+    reduce_fn: Callable[[Any, Any], Any] | None,
+    init_fn: Callable[[], Any],
+) -> bool | None:
+    """Records a value if a running capture wants it; returns None if no capture runs."""
+    if not RUNNING_CAPTURES.threads or capture_state() is None:
+        return None
+    if not _is_wanted(variable_type):
+        return False
+    scope, places = at_module(module)
+    tag = Sown(variable_type, name, tuple([p.known for p in places]), reduce_fn=reduce_fn, init_fn=init_fn)
+    with scope:
+        mark_in_place(value, name, tag=tag, depth=3)
+    _note(module, tag, value)
+    return True
+
+
+def _note(module: Any, tag: Sown, value: Any) -> None:
+    """Keeps a value sown while a function is traced, until its call ends: only then does the capture get it."""
+    for trail in thread.trails:
+        stretch = trail.stretches[-1]
+        if len(trail.stretches) > 1 and stretch.frames and stretch.frames[0].level is _jax.trace_level():
+            stretch.notes.append((module, tag, value))
+
+
+def noted(trail: Trail, module: Any) -> Iterator[tuple[Sown, Any]]:
+    """What a Module has sown in the functions that are being traced."""
+    for stretch in trail.stretches[1:]:
+        for other, tag, value in stretch.notes:
+            if other is module:
+                yield tag, value
+
+
+def perturb(module: Any, name: str, value: Any, variable_type: type) -> Any | None:
+    """The value to continue with; None if no capture runs."""
+    if not RUNNING_CAPTURES.threads or capture_state() is None:
+        return None
+    if not _is_wanted(variable_type):
+        return value
+    scope, places = at_module(module)
+    value = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, _NUMBERS) else x, value)
+    tag = Sown(variable_type, name, tuple([p.known for p in places]), perturbs=True)
+    with scope:
+        value = mark(value, name, tag=tag, depth=3)
+    _note(module, tag, value)
+    return value
+
+
+def observed(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that a capture can see; called once per method, when its class is made."""
+
+    @functools.wraps(fn)
+    def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if not RUNNING_CAPTURES.threads or capture_state() is None:
+            return fn(self, *args, **kwargs)
+        return run_method(self, name, fn, args, kwargs, keep=_is_object, after=lambda y: _outputs(self, name, fn, y))
+
+    return method
+
+
+def _outputs(module: Any, name: str, fn: Callable[..., Any], result: Any) -> Any:
+    """Records the output of a method as the types that captures ask for."""
+    state: Any = capture_state()
+    wanted = [w.more.outputs for w in state.modules if isinstance(w.more, Types) and w.more.outputs is not None]
+    for variable_type in dict.fromkeys(wanted) if wanted else ():
+        scope, places = at_module(module)
+        tag = Sown(variable_type, name, tuple([p.known for p in places]))
+        with scope:
+            result = mark_arrays(result, name, _is_object, code_of(fn), tag)
+    return result
+
+
+def _is_object(value: Any) -> bool:
+    return kind_of(value) in (NODE, VARIABLE)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Copies
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def carry(original: Any, copy: Any) -> None:
+    """Marks `copy` as a copy of `original`."""
+    if thread.trails and original is not copy:
+        set_origin(copy, Origin(original, getattr(original, "_origin", None)))
+
+
+def carry_all(original: Any, copy: T) -> T:
+    """Marks all nodes of a copy that has the structure of the original; returns the copy."""
+    if thread.trails:
+        carry_nodes(walk(original, graph=True, verb="capture").nodes, copy)
+    return copy
+
+
+def carry_nodes(originals: Iterable[tuple[Any, Any]], copy: Any) -> None:
+    """Marks the nodes in a copy, by the paths of their originals."""
+    copies = dict(walk(copy, graph=True, verb="capture").nodes)
+    for path, node in originals:
+        if path in copies:
+            carry(node, copies[path])
+
+
+def carry_below(origin: Origin | None, copy: Any) -> None:
+    """Marks a copy, and the nodes in it, with their origin, if it is known."""
+    if origin is not None and (original := origin.ref()) is not None:
+        carry_all(original, copy)
+
+
+def origin_of(node: Any) -> Origin | None:
+    """The origin that copies of a node are marked with; None when no capture runs."""
+    if not thread.trails or kind_of(node) != NODE:
+        return None
+    return Origin(node, getattr(node, "_origin", None))

@@ -1,0 +1,296 @@
+"""Splitting and merging several objects as one graph, and bringing a changed graph back to the objects it came from.
+
+`split_context` and `merge_context` number objects across several calls of `split` and `merge`, so that what is shared
+stays shared. An `update_context` ties the four steps of a transform written by hand together:
+
+    with nnx.update_context("name"):
+        split outside; then inside the transform: merge (inner=True), change the model, split; outside again:
+        merge (inner=False), which gives back the objects of the first split, changed as their copies were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+from sonde._jax import trace_level
+from sonde.nnx.states.filters import Filter
+from sonde.nnx.states.state import merge_state, split_flat
+from sonde.nnx.structure import split_merge as graphs
+from sonde.nnx.structure.build import build, collect
+from sonde.nnx.structure.definitions import REFERENCE, unflatten_once
+from sonde.nnx.structure.graph_def import GraphDef
+from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, VARIABLE
+from sonde.nnx.structure.walk import Walk, walk
+from sonde.nnx.variable.variable import Variable
+
+
+class IndexMap(dict[int, Any]):
+    """Objects by number."""
+
+    @classmethod
+    def from_refmap(cls, refmap: RefMap) -> IndexMap:
+        """The inverse of a RefMap."""
+        return cls({index: obj for obj, index in refmap.items()})
+
+
+class RefMap(MutableMapping[Any, Any]):
+    """A mapping whose keys are compared by identity.
+
+    Args:
+        items: pairs of key and value, or a mapping.
+    """
+
+    def __init__(self, items: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = (), /):
+        self._entries: dict[int, tuple[Any, Any]] = {}
+        for key, value in items.items() if isinstance(items, Mapping) else items:
+            self[key] = value
+
+    @classmethod
+    def from_indexmap(cls, indexmap: Mapping[int, Any]) -> RefMap:
+        """Numbers by object."""
+        return cls((obj, index) for index, obj in indexmap.items())
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._entries[id(key)][1]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._entries[id(key)] = (key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        del self._entries[id(key)]
+
+    def __contains__(self, key: object) -> bool:
+        return id(key) in self._entries
+
+    def __iter__(self) -> Iterator[Any]:
+        return (key for key, _ in self._entries.values())
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def numbers(self) -> dict[int, Any]:
+        """The values by the identity of their keys."""
+        return {key: value for key, (_, value) in self._entries.items()}
+
+
+class UpdateContext:
+    """The splits and merges that belong together under one name.
+
+    Attributes:
+        tag: the name.
+        outer: the objects of the outer split, by number; None before it.
+        inner: the numbers of their copies; None before the inner merge.
+    """
+
+    def __init__(self, tag: Any):
+        self.tag = tag
+        self.outer: IndexMap | None = None
+        self.inner: RefMap | None = None
+
+
+class _Open(threading.local):
+    """The open update contexts of this thread."""
+
+    contexts: tuple[UpdateContext, ...] = ()
+
+
+_open = _Open()
+
+
+class update_context(contextlib.ContextDecorator):
+    """Opens an update context; see `sonde.nnx.structure.contexts`. Also a decorator.
+
+    Args:
+        tag: its name.
+
+    Example:
+        >>> from sonde import nnx
+        >>> model = nnx.Dict(a=1)
+        >>> with nnx.update_context("step"):
+        ...     with nnx.split_context("step") as outside:
+        ...         parts = outside.split(model)
+        ...     with nnx.merge_context("step", inner=True) as inside:
+        ...         copy = inside.merge(*parts)
+        ...     copy.b = 2
+        ...     with nnx.split_context("step") as inside:
+        ...         parts = inside.split(copy)
+        ...     with nnx.merge_context("step", inner=False) as outside:
+        ...         outside.merge(*parts) is model
+        True
+        >>> model.b
+        2
+    """
+
+    def __init__(self, tag: Any, /):
+        self._tag = tag
+
+    def __enter__(self) -> UpdateContext:
+        context = UpdateContext(self._tag)
+        _open.contexts = (*_open.contexts, context)
+        return context
+
+    def __exit__(self, *exc_info: object) -> None:
+        _open.contexts = _open.contexts[:-1]
+
+
+def current_update_context(tag: Any, /) -> UpdateContext:
+    """The innermost open update context of that name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for context in reversed(_open.contexts):
+        if context.tag == tag:
+            return context
+    raise ValueError(f"No update context is open for {tag!r}: write `with nnx.update_context({tag!r}):` around it.")
+
+
+class SplitContext:
+    """Splits several objects as one graph; what `split_context` gives."""
+
+    def __init__(self, update: UpdateContext | None):
+        self._update = update
+        self._seen: dict[int, int] = {}
+        self._met: list[Walk] = []
+
+    def split(self, node: Any, *filters: Filter) -> Any:
+        """As `nnx.split`; an object that was met before becomes a reference without leaves."""
+        found = walk(node, graph=True, verb="split", seen=self._seen)
+        self._met.append(found)  # numbers are kept by id, so the objects must stay alive
+        definition = found.definition
+        if self._update is not None and self._update.inner is not None:
+            definition = numbered_as(definition, self._seen, self._update.inner.numbers())
+        states = (graphs._nested(found),) if not filters else graphs.states_of(split_flat(found.flat(), filters))
+        return (GraphDef(definition), *states)
+
+    def _close(self) -> None:
+        if self._update is not None and self._update.inner is None:
+            self._update.outer = objects_of(self._met, self._seen)
+
+
+class MergeContext:
+    """Merges several objects as one graph; what `merge_context` gives."""
+
+    def __init__(self, update: UpdateContext | None, inner: bool | None):
+        self._update = update
+        self._inner = inner
+        self._known: dict[Any, Any] = {}
+
+    def merge(self, graphdef: GraphDef[Any], state: Any, /, *states: Any) -> Any:
+        """As `nnx.merge`, with new Variables; references resolve to objects merged before, or to outer ones."""
+        leaves = collect(graphdef.definition, merge_state(state, *states) if states else state)
+        if self._update is not None and not self._inner:
+            return restore(graphdef.definition, iter(leaves), self._known, self._update.outer or {})
+        own = [leaf.copy() if isinstance(leaf, Variable) else leaf for leaf in leaves]
+        return build(graphdef.definition, own, known=self._known)
+
+    def _close(self) -> None:
+        if self._update is not None and self._inner:
+            self._update.inner = RefMap.from_indexmap(self._known)
+
+
+@contextlib.contextmanager
+def split_context(ctxtag: Any = None) -> Iterator[SplitContext]:
+    """A context in which several objects are split as one graph.
+
+    Args:
+        ctxtag: the name of an open update context, or None.
+
+    Example:
+        >>> from sonde import nnx
+        >>> inner = nnx.Dict(w=nnx.Param(1.0))
+        >>> with nnx.split_context() as context:
+        ...     first, second = context.split(nnx.Dict(a=inner)), context.split(inner)
+        >>> with nnx.merge_context() as context:
+        ...     context.merge(*first).a is context.merge(*second)
+        True
+    """
+    context = SplitContext(None if ctxtag is None else current_update_context(ctxtag))
+    yield context
+    context._close()
+
+
+@contextlib.contextmanager
+def merge_context(ctxtag: Any = None, inner: bool | None = None) -> Iterator[MergeContext]:
+    """A context in which several objects are merged as one graph.
+
+    Args:
+        ctxtag: the name of an open update context, or None.
+        inner: in an update context, True for the copies inside the transform, False for the objects outside.
+
+    Raises:
+        ValueError: only one of the two is given.
+    """
+    if (ctxtag is None) != (inner is None):
+        raise ValueError(f"merge_context takes both ctxtag and inner, or neither; got {ctxtag!r} and {inner!r}.")
+    context = MergeContext(None if ctxtag is None else current_update_context(ctxtag), inner)
+    yield context
+    context._close()
+
+
+def objects_of(walks: Iterable[Walk], seen: Mapping[int, int]) -> IndexMap:
+    """The nodes and Variables that walks met, by number."""
+    met = [x for found in walks for x in (*(node for _, node in found.nodes), *found.leaves)]
+    return IndexMap({seen[id(x)]: x for x in met if id(x) in seen})
+
+
+def numbered_as(definition: Any, seen: Mapping[int, int], numbers: Mapping[int, int]) -> Any:
+    """A definition with other numbers.
+
+    Args:
+        definition: what a walk found.
+        seen: the numbers in it, by the identity of objects.
+        numbers: the numbers to use instead, for objects that have one; other objects get larger numbers.
+    """
+    above = max(numbers.values(), default=-1) + 1
+    table = {index: numbers.get(key, above + index) for key, index in seen.items()}
+    return _renumbered(definition, table)
+
+
+def _renumbered(d: Any, table: Mapping[int, int]) -> Any:
+    if d[0] == REFERENCE:
+        return (REFERENCE, table[d[1]])
+    if d[0] == VARIABLE:
+        return (*d[:2], table[d[2]], d[3])
+    if d[0] == NODE:
+        return (*d[:2], table[d[2]], *d[3:5], tuple(_renumbered(child, table) for child in d[5]), *d[6:])
+    if d[0] == CONTAINER:
+        return (*d[:4], tuple(_renumbered(child, table) for child in d[4]), *d[5:])
+    return d
+
+
+def restore(d: Any, leaves: Iterator[Any], known: dict[Any, Any], outer: Mapping[int, Any]) -> Any:
+    """Restores what a definition describes, reusing the objects in `outer` with the same numbers.
+
+    Args:
+        d: the definition.
+        leaves: its leaves.
+        known: objects that are done, by number; new ones are added to it.
+        outer: the objects to change, by number.
+    """
+    if d[0] == REFERENCE:
+        return known[d[1]] if d[1] in known else outer[d[1]]
+    if d[0] == VARIABLE:
+        leaf = next(leaves)
+        known[d[2]] = variable = outer.get(d[2])
+        if variable is None:
+            known[d[2]] = variable = leaf if isinstance(leaf, Variable) else d[1]._make(leaf, d[3])
+        elif isinstance(leaf, Variable):
+            variable.update_from_state(leaf)
+        else:
+            variable.set_raw_value(leaf)
+        return variable
+    if d[0] == ARRAY:
+        return next(leaves)
+    if d[0] == CONTAINER:
+        return unflatten_once(d[1], d[2], d[3], [restore(child, leaves, known, outer) for child in d[4]])
+    if d[0] != NODE:
+        return d[1]
+    node = outer.get(d[2])
+    known[d[2]] = new = d[1]._blank(d[3], trace_level()) if node is None else node
+    data = [restore(child, leaves, known, outer) for child in d[5]]
+    new._become(d[3], data, d[4])
+    return new

@@ -1,0 +1,99 @@
+"""Iterating over a model: everything in it, its Modules, its children, its duplicates.
+
+Order: children before their parent, siblings in the order of states (integers, then names).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sonde.nnx.states.filters import Filter, PathParts, to_predicate
+from sonde.nnx.structure.definitions import flatten_once
+from sonde.nnx.structure.mode import resolve
+from sonde.nnx.structure.value_kinds import CONTAINER, NODE, VARIABLE, kind_of
+from sonde.nnx.structure.walk import not_a_tree, walk
+
+
+def iter_graph(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[PathParts, Any]]:
+    """Pairs of path and value for everything in a model, the model itself last.
+
+    Args:
+        node: a Module, any other node, or a pytree of them.
+        graph: True allows shared references (each is visited once) and shows static attributes; False needs a tree and
+            shows what JAX sees. None: the current mode.
+
+    Example:
+        >>> from sonde import nnx
+        >>> [path for path, _ in nnx.iter_graph(nnx.Dict(w=nnx.Param(1.0), n=3))]
+        [('n',), ('w',), ()]
+    """
+    found: list[tuple[PathParts, Any]] = []
+    walk(node, graph=resolve(graph), verb="iter_graph", everything=found)
+    return iter(found)
+
+
+def iter_nodes(node: Any, *, graph: bool | None, verb: str) -> Iterator[tuple[PathParts, Any]]:
+    """Pairs of path and node for every Pytree and Module in a model, children first."""
+    return iter(walk(node, graph=resolve(graph), verb=verb).nodes)
+
+
+def iter_children(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Any, Any]]:
+    """Pairs of name and value for the nodes and Variables right below a node.
+
+    Example:
+        >>> from sonde import nnx
+        >>> [name for name, _ in nnx.iter_children(nnx.Dict(w=nnx.Param(1.0), n=3))]
+        ['w']
+    """
+    kind = kind_of(node)
+    if kind == NODE:
+        if not (node._is_pytree or resolve(graph)):
+            raise not_a_tree(node, (), "iter_children")
+        layout, values, _ = node._structure()
+        names: Any = layout.data
+    elif kind == CONTAINER and node is not None:
+        names, values, _ = flatten_once(node)
+    else:
+        raise TypeError(f"iter_children takes a node or a container, got {type(node).__name__}.")
+    for name, value in zip(names, values):
+        if kind_of(value) in (NODE, VARIABLE):
+            yield name, value
+
+
+def find_duplicates(node: Any, /, *, only: Filter = ...) -> list[list[PathParts]]:
+    """Groups of paths at which the same node or Variable is found.
+
+    Args:
+        node: a Module, any other node, or a pytree of them.
+        only: which nodes and Variables to look at.
+
+    Example:
+        >>> from sonde import nnx
+        >>> w = nnx.Param(1.0)
+        >>> nnx.find_duplicates(nnx.Dict(a=w, b=w))
+        [[('a',), ('b',)]]
+    """
+    matches = to_predicate(only)
+    paths_of: dict[int, list[PathParts]] = {}
+    opened: set[int] = set()
+
+    def look(value: Any, path: PathParts) -> None:
+        kind = kind_of(value)
+        if kind in (NODE, VARIABLE):
+            if matches(path, value):
+                paths_of.setdefault(id(value), []).append(path)
+            if kind == VARIABLE or id(value) in opened:
+                return
+            opened.add(id(value))
+            layout, children, _ = value._structure()
+            names: Any = layout.data
+        elif kind == CONTAINER and value is not None:
+            names, children, _ = flatten_once(value)
+        else:
+            return
+        for name, child in zip(names, children):
+            look(child, (*path, name))
+
+    look(node, ())
+    return [paths for paths in paths_of.values() if len(paths) > 1]

@@ -1,0 +1,100 @@
+"""Copies of a model with other leaves or other nodes: `map`, `recursive_map`, `with_vars`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sonde.nnx.modules.sites import carry_all
+from sonde.nnx.states.filters import Filter, PathParts, to_predicate
+from sonde.nnx.structure.build import build
+from sonde.nnx.structure.definitions import show_path
+from sonde.nnx.structure.iteration import find_duplicates
+from sonde.nnx.structure.mode import resolve
+from sonde.nnx.structure.walk import walk
+from sonde.nnx.variable.variable import Variable
+
+A = TypeVar("A")
+
+
+def map(
+    f: Callable[[PathParts, Any], Any], node: A, /, *, graph: bool | None = None, recreate_variables: bool = True
+) -> A:
+    """A copy of a model with `f(path, leaf)` in place of every leaf.
+
+    Args:
+        f: gets a path and a Variable or array. A bare value returned for a Variable is wrapped in a new one.
+        node: a Module, any other node, or a pytree of them.
+        graph: True allows shared references, False demands a tree. None: the current mode.
+        recreate_variables: False leaves bare values bare.
+
+    Example:
+        >>> from sonde import nnx
+        >>> nnx.map(lambda path, v: v * 2, nnx.Dict(w=nnx.Param(1.0))).w.get_value()
+        2.0
+    """
+    found = walk(node, graph=resolve(graph), verb="map")
+    leaves = [f(path, leaf) for path, leaf in found.flat()]
+    return carry_all(node, build(found.definition, leaves, recreate=recreate_variables))
+
+
+def recursive_map(f: Callable[[PathParts, Any], Any], node: Any, /, *, graph: bool | None = None) -> Any:
+    """A copy of a model with `f` applied to every part, children before parents.
+
+    Args:
+        f: gets a path and a leaf, static attribute (in graph mode) or node of the copy; its result replaces that part.
+        node: a Module, any other node, or a pytree of them.
+        graph: True allows shared references, False demands a tree. None: the current mode.
+    """
+    found = walk(node, graph=resolve(graph), verb="recursive_map")
+    return carry_all(node, build(found.definition, found.leaves, finish=f))
+
+
+def with_vars(
+    node: A,
+    /,
+    *,
+    hijax: bool | None = None,
+    ref: bool | None = None,
+    mutable: bool | None = None,
+    only: Filter = ...,
+    allow_duplicates: bool = False,
+) -> A:
+    """A copy of a model whose Variables keep their values in array references, or no longer do.
+
+    Variables with references can be written from inside plain `jax.jit`. A Variable whose entries stay the same is
+    shared with the model.
+
+    Args:
+        node: a Module, any other node, or a pytree of them.
+        hijax: the new entry `hijax`, see `nnx.Variable`; None leaves it unchanged.
+        ref: the new entry `ref`; None leaves it unchanged.
+        mutable: must not be False.
+        only: which Variables.
+        allow_duplicates: whether a Variable may occur twice.
+
+    Raises:
+        ValueError: a Variable occurs twice, and that was not allowed.
+    """
+    if mutable is False:
+        raise ValueError("with_vars(mutable=False): Sonde's Variables can always be changed at their trace level.")
+    if not allow_duplicates and (shared := find_duplicates(node, only=only)):
+        paths = ", ".join(show_path(path) for path in shared[0])
+        raise ValueError(
+            f"with_vars: Found duplicate at paths: {paths}. A copy would have separate Variables there; make them "
+            "separate first, or pass allow_duplicates=True to keep them shared."
+        )
+    entries = {name: value for name, value in (("hijax", hijax), ("ref", ref)) if value is not None}
+    chosen = to_predicate(only)
+
+    def changed(path: PathParts, leaf: Any) -> Any:
+        if not isinstance(leaf, Variable) or not chosen(path, leaf):
+            return leaf
+        return leaf.replace(**entries) if any(leaf.get_metadata(k) != v for k, v in entries.items()) else leaf
+
+    found = walk(node, graph=True, verb="with_vars")
+    leaves = [changed(path, leaf) for path, leaf in zip(found.paths, found.leaves)]
+    return carry_all(node, build(found.definition, leaves))
+
+
+vars_as = with_vars

@@ -1,0 +1,104 @@
+"""The parts of a GraphDef by kind, for code that looks into `graphdef.nodes` as it does in Flax."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from sonde.nnx.structure.definitions import REFERENCE
+from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, OTHER, VARIABLE
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeDef:
+    """A node or container met for the first time.
+
+    Attributes:
+        type: its class.
+        index: the number of the object; None for a container.
+    """
+
+    type: type
+    index: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class VariableDef:
+    """A Variable met for the first time.
+
+    Attributes:
+        type: its class.
+        index: the number of the object.
+    """
+
+    type: type
+    index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeRef:
+    """An object that was met before.
+
+    Attributes:
+        index: the number of the object.
+    """
+
+    index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayAttr:
+    """A leaf that is not a Variable."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeNodeDef:
+    """A whole structure that was taken as a tree (`graph=False`).
+
+    Attributes:
+        type: the class of the object.
+        path_index: the paths of the leaves with their numbers, in the order of states.
+    """
+
+    type: type | None
+    path_index: tuple[tuple[tuple[Any, ...], int], ...] = ()
+
+
+def nodes_of(definition: Any) -> list[Any]:
+    """The parts of a definition, in the order of the walk."""
+    if _is_tree(definition):
+        kind = definition[1] if definition[0] in (NODE, CONTAINER, VARIABLE) else None
+        return [TreeNodeDef(kind, tuple((path, i) for i, path in enumerate(_leaf_paths(definition, ()))))]
+    found: list[Any] = []
+    _gather(definition, found)
+    return found
+
+
+def _is_tree(d: Any) -> bool:
+    """Whether some object in a definition has no index."""
+    if d[0] in (NODE, VARIABLE):
+        return d[2] is None
+    return d[0] == CONTAINER and any(map(_is_tree, d[4]))
+
+
+def _leaf_paths(d: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    if d[0] in (VARIABLE, ARRAY):
+        yield path
+    elif d[0] in (NODE, CONTAINER):
+        names, children = (d[3].data, d[5]) if d[0] == NODE else (d[2], d[4])
+        for name, child in zip(names, children):
+            yield from _leaf_paths(child, (*path, name))
+
+
+def _gather(d: Any, found: list[Any]) -> None:
+    if d[0] == REFERENCE:
+        found.append(NodeRef(d[1]))
+    elif d[0] == VARIABLE:
+        found.append(VariableDef(d[1], d[2]))
+    elif d[0] == ARRAY:
+        found.append(ArrayAttr())
+    elif d[0] != OTHER:
+        found.append(NodeDef(d[1], d[2] if d[0] == NODE else None))
+        for child in d[5] if d[0] == NODE else d[4]:
+            _gather(child, found)

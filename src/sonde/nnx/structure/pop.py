@@ -1,0 +1,87 @@
+"""`nnx.pop`: leaves taken out of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from sonde.nnx.states import traversals
+from sonde.nnx.states.filters import Filter, PathParts, to_predicate
+from sonde.nnx.states.state import group_flat
+from sonde.nnx.structure.definitions import flatten_once
+from sonde.nnx.structure.split_merge import states_of
+from sonde.nnx.structure.update import can_set_child
+from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
+
+
+def pop(node: Any, *filters: Filter) -> Any:
+    """Takes leaves out of a model and returns them as a State; with several filters, a tuple of States.
+
+    A shared Variable is taken from its first path that matches, and stays at the others.
+
+    Args:
+        node: the object to change.
+        *filters: which leaves to take.
+
+    Raises:
+        ValueError: there is no filter, or a leaf sits in something that cannot be changed, such as a tuple.
+
+    Example:
+        >>> from sonde import nnx
+        >>> model = nnx.Dict(w=nnx.Param(1.0), seen=nnx.Intermediate(2.0))
+        >>> nnx.pop(model, nnx.Intermediate).seen.get_value(), list(model)
+        (2.0, ['w'])
+    """
+    if not filters:
+        raise ValueError("pop takes at least one filter; use `...` to take everything.")
+    if kind_of(node) not in (NODE, CONTAINER):
+        raise TypeError(f"pop takes a node or a pytree of nodes, got {type(node).__name__}.")
+    predicates = [to_predicate(f) for f in filters]
+    owners: list[tuple[Any, Any]] = []
+    taken = dict(_poppable(node, (), lambda p, v: any(f(p, v) for f in predicates), set(), owners))
+    for parent, key in owners:
+        if not can_set_child(parent):
+            raise ValueError(f"Cannot pop '{key}' out of a {type(parent).__name__}, which cannot be changed in place.")
+    for parent, key in sorted(owners, key=lambda owner: traversals.path_order((owner[1],)), reverse=True):
+        _delete_child(parent, key)
+    groups = group_flat(taken.items(), predicates)[:-1]
+    states = states_of(groups)
+    return states[0] if len(states) == 1 else states
+
+
+def _poppable(
+    node: Any, path: PathParts, matches: Callable[..., Any], met: set[int], owners: list[tuple[Any, Any]]
+) -> Iterator[tuple[PathParts, Any]]:
+    """The leaves to take, with their paths; a shared leaf at its first path that matches.
+
+    Args:
+        node: a node or container.
+        path: its path.
+        matches: a predicate of path and leaf.
+        met: identities of the nodes that were visited, and of the Variables that are taken.
+        owners: a list that gets the owner and the key of each leaf that is taken.
+    """
+    if kind_of(node) == NODE:
+        if id(node) in met:
+            return
+        met.add(id(node))
+        layout, children, _ = node._structure()
+        keys: Iterable[Any] = layout.data
+    else:
+        keys, children, _ = flatten_once(node)
+    for key, child in zip(keys, children):
+        kind, below = kind_of(child), (*path, key)
+        if kind in (NODE, CONTAINER) and child is not None:
+            yield from _poppable(child, below, matches, met, owners)
+        elif kind in (VARIABLE, ARRAY) and id(child) not in met and matches(below, child):
+            if kind == VARIABLE:
+                met.add(id(child))
+            owners.append((node, key))
+            yield below, child
+
+
+def _delete_child(node: Any, key: Any) -> None:
+    if kind_of(node) == NODE:
+        node._delete_child(key)
+    else:
+        del node[key]

@@ -1,0 +1,299 @@
+"""The one walk over models.
+
+`walk` goes through an object (or any pytree of objects) once and returns its leaves with their paths, its nodes, and
+its definition (see `definitions`). `split`, `state`, `clone`, `iter_graph`, `to_tree` and the transforms all use its
+result.
+
+Two modes. With `graph=True` an object met twice is one object (the definition holds a reference), and numbers or
+strings in plain containers are part of the structure. With `graph=False` the object is a tree, as JAX
+sees it: everything among the data is a leaf, and meeting a Variable twice is an error that names both paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from sonde.nnx.states.state import State
+from sonde.nnx.structure.definitions import REFERENCE, Path, flatten_once, show_path
+from sonde.nnx.structure.epoch import EPOCH
+from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, KIND, NODE, OTHER, VARIABLE, kind_of
+from sonde.nnx.variable.array_references import is_reference
+
+
+class Walk:
+    """What a walk found.
+
+    Attributes:
+        epoch: the structure epoch from before the walk.
+        definition: how to build the object again.
+        leaves: Variables and other leaves, each once, in the order of states.
+        paths: their paths.
+        nodes: pairs of path and node (Pytrees and Modules), each once, children before parents.
+        loose: lists and dicts whose changes do not bump the epoch.
+    """
+
+    __slots__ = ("definition", "epoch", "leaves", "loose", "nodes", "paths")
+
+    def __init__(self) -> None:
+        self.epoch = EPOCH.value
+        self.definition: Any = None
+        self.leaves: list[Any] = []
+        self.paths: list[Path] = []
+        self.nodes: list[tuple[Path, Any]] = []
+        self.loose: list[Any] = []
+
+    def flat(self) -> Iterator[tuple[Path, Any]]:
+        """Pairs of path and leaf."""
+        return zip(self.paths, self.leaves)
+
+
+def walk(
+    root: Any,
+    *,
+    graph: bool,
+    verb: str,
+    numbers: bool = False,
+    seen: dict[int, int] | None = None,
+    again: bool = False,
+    everything: list[tuple[Path, Any]] | None = None,
+) -> Walk:
+    """Goes through `root` once.
+
+    Args:
+        root: a node, a Variable, an array, or a pytree of them.
+        graph: whether an object may be met twice.
+        verb: the name of the calling function, for messages.
+        numbers: whether numbers and other plain values among the data are leaves even with `graph=True`, as for JAX.
+        seen: indices of objects met in earlier walks, to number several roots as one; new objects are added to it.
+        again: whether to visit `root`, a node, even if an earlier walk met it.
+        everything: a list that gets pairs of path and value of everything met, static attributes included (in graph
+            mode), children before parents.
+
+    Raises:
+        ValueError: with `graph=False`, a Variable occurs twice, or an object contains itself.
+    """
+    walker = _Walker(root, graph, verb, numbers, {} if seen is None else seen, everything)
+    walker.found.definition = walker.visit_node(root, (), again=True) if again else walker.visit_data(root, ())
+    return walker.found
+
+
+class _Walker:
+    """A walk in progress: the arguments of `walk`, and what was met so far."""
+
+    __slots__ = (
+        "announced",
+        "entered",
+        "everything",
+        "found",
+        "graph",
+        "leaves",
+        "numbers",
+        "paths",
+        "root",
+        "seen",
+        "verb",
+    )
+
+    def __init__(
+        self,
+        root: Any,
+        graph: bool,
+        verb: str,
+        numbers: bool,
+        seen: dict[int, int],
+        everything: list[tuple[Path, Any]] | None,
+    ) -> None:
+        self.root, self.graph, self.verb, self.numbers = root, graph, verb, numbers
+        self.seen, self.everything = seen, everything
+        self.found = found = Walk()
+        self.leaves, self.paths = found.leaves, found.paths
+        self.entered: set[int] = set()
+        self.announced: set[int] = set()  # dicts inside States, whose changes bump the epoch
+
+    def visit(self, value: Any, path: Path) -> Any:
+        """The definition of any value."""
+        kind = KIND.get(type(value))
+        if kind is None:
+            kind = kind_of(value)
+        if kind == VARIABLE:
+            result = self.visit_variable(value, path)
+        elif kind == NODE:
+            if not (self.graph or value._is_pytree):
+                raise not_a_tree(value, path, self.verb)
+            result = self.visit_node(value, path)
+        elif kind == ARRAY or ((self.numbers or not self.graph) and kind != CONTAINER):
+            result = self.leaf(value, path)
+        elif kind == CONTAINER and value is not None:
+            result = self.visit_container(value, path)
+        else:
+            result = (OTHER, value)
+        if self.everything is not None and result[0] != REFERENCE:
+            self.everything.append((path, value))
+        return result
+
+    def leaf(self, value: Any, path: Path) -> Any:
+        """Adds an array, or a value treated as one, to the leaves; an array reference only when it is first met."""
+        index = None
+        if is_reference(value):
+            if (before := self.seen.get(id(value))) is not None:
+                if not self.graph:
+                    raise alias_error(self.root, value, self.verb)
+                return (REFERENCE, before)
+            self.seen[id(value)] = index = len(self.seen)
+        self.leaves.append(value)
+        self.paths.append(path)
+        return (ARRAY,) if index is None else (ARRAY, index if self.graph else None)
+
+    def visit_variable(self, value: Any, path: Path) -> Any:
+        """A Variable: a leaf when it is first met."""
+        seen, graph = self.seen, self.graph
+        index = seen.get(id(value))
+        if index is not None:
+            if not graph:
+                raise alias_error(self.root, value, self.verb)
+            return (REFERENCE, index)
+        seen[id(value)] = index = len(seen)
+        self.leaves.append(value)
+        self.paths.append(path)
+        return (VARIABLE, type(value), index if graph else None, value._metadata)
+
+    def visit_data(self, value: Any, path: Path) -> Any:
+        """A data attribute: a number in it is a leaf, but a number in a container among the data is not."""
+        result = self.visit(value, path)
+        return self.leaf(value, path) if result[0] == OTHER and value is not None else result
+
+    def visit_node(self, value: Any, path: Path, again: bool = False) -> Any:
+        """A Pytree or Module, with all that is below it; with `again`, even if it was met before."""
+        key, index = id(value), None
+        if self.graph:
+            index = self.seen.get(key)
+            if index is None:
+                self.seen[key] = index = len(self.seen)
+            elif not again:
+                return (REFERENCE, index)
+        else:
+            self.enter(value)
+        start = len(self.leaves)
+        layout, data, static = value._structure()
+        visit = self.visit if self.graph and not value._is_pytree else self.visit_data
+        if self.everything is not None and self.graph:
+            children = self.children_and_statics(layout, data, static, path, visit)
+        else:
+            children = []
+            for name, child in zip(layout.data, data):
+                # Most children are Variables: visit them directly, without `visit`.
+                known = KIND.get(type(child)) == VARIABLE and self.everything is None
+                children.append((self.visit_variable if known else visit)(child, (*path, name)))
+        if not self.graph:
+            self.entered.discard(key)
+        self.found.nodes.append((path, value))
+        n = len(self.leaves) - start
+        return (NODE, type(value), index, layout, static, tuple(children), _entries(children), n)
+
+    def children_and_statics(
+        self, layout: Any, data: Any, static: Any, path: Path, visit: Callable[[Any, Path], Any]
+    ) -> list[Any]:
+        """The definitions of the data attributes. Visits the static attributes too, all in the order of their names."""
+        children = []
+        for name, is_data, i in layout.turns:
+            if is_data:
+                children.append(visit(data[i], (*path, name)))
+            else:
+                self.visit_static(static[i], (*path, name))
+        return children
+
+    def visit_static(self, value: Any, path: Path) -> None:
+        """A static attribute, and what is in it."""
+        assert self.everything is not None
+        if kind_of(value) == CONTAINER and value is not None:
+            for name, child in zip(*flatten_once(value)[:2]):
+                self.visit_static(child, (*path, name))
+        self.everything.append((path, value))
+
+    def visit_container(self, value: Any, path: Path) -> Any:
+        """A list, tuple, dict, State or another pytree of JAX."""
+        start = len(self.leaves)
+        self.enter(value)
+        keys, children, rebuild = flatten_once(value)
+        if type(value) is State:
+            self.announce(value.raw_mapping)
+        elif isinstance(value, list) or (isinstance(value, dict) and id(value) not in self.announced):
+            self.found.loose.append(value)
+        definitions = tuple([self.visit(child, (*path, name)) for name, child in zip(keys, children)])
+        self.entered.discard(id(value))
+        n = len(self.leaves) - start
+        return (CONTAINER, type(value), keys, rebuild, definitions, _entries(definitions), n)
+
+    def enter(self, value: Any) -> None:
+        """Notes that the walk is inside a value, which must not contain itself."""
+        if id(value) in self.entered:
+            raise alias_error(self.root, value, self.verb)
+        self.entered.add(id(value))
+
+    def announce(self, mapping: dict[Any, Any]) -> None:
+        """Notes the dicts of a State, whose changes bump the epoch."""
+        self.announced.add(id(mapping))
+        for inner in mapping.values():
+            if type(inner) is dict:
+                self.announce(inner)
+
+
+def _entries(definitions: Iterable[Any]) -> int:
+    """How many of the definitions have leaves."""
+    n = 0
+    for d in definitions:
+        tag = d[0]
+        if tag == VARIABLE or tag == ARRAY or ((tag == NODE or tag == CONTAINER) and d[-1]):  # noqa: SIM109
+            n += 1
+    return n
+
+
+def paths_of(root: Any, target: Any) -> list[Path]:
+    """Every path of `target` in `root`, for messages; `target` itself is searched once."""
+    found: list[Path] = []
+    entered: set[int] = set()
+
+    _look_for(target, root, (), found, entered)
+    return found
+
+
+def _look_for(target: Any, value: Any, path: Path, found: list[Path], entered: set[int]) -> None:
+    if value is target:
+        found.append(path)
+        if len(found) > 1 or id(value) in entered:
+            return
+    kind = kind_of(value)
+    if id(value) in entered or value is None:
+        return
+    if kind == NODE:
+        layout, data, _ = value._structure()
+        keys, children = layout.data, data
+    elif kind == CONTAINER:
+        keys, children, _ = flatten_once(value)
+    else:
+        return
+    entered.add(id(value))
+    for key, child in zip(keys, children):
+        _look_for(target, child, (*path, key), found, entered)
+    entered.discard(id(value))
+
+
+def not_a_tree(value: Any, path: Path, verb: str) -> ValueError:
+    """The error for an object that is not a pytree, in tree mode."""
+    return ValueError(
+        f"nnx.{verb} was asked to treat its input as a tree (graph=False), but {type(value).__name__} is declared with "
+        f"pytree=False. Found at path: {show_path(path)}. Pass graph=True: nnx.{verb}(..., graph=True)."
+    )
+
+
+def alias_error(root: Any, target: Any, verb: str) -> ValueError:
+    """The error for an object met twice in tree mode."""
+    paths = paths_of(root, target)
+    places = "\n".join(f"  - {show_path(path)}" for path in paths[:2])
+    what = f"{type(target).__name__}"
+    return ValueError(
+        f"Duplicate {what} found at paths:\n\n{places}\n\nnnx.{verb} was asked to treat its input as a tree "
+        f"(graph=False), but a tree has no shared references. Either make the second one a copy, or pass graph=True: "
+        f"nnx.{verb}(..., graph=True)."
+    )

@@ -1,0 +1,215 @@
+"""`nnx.vmap` and `nnx.pmap`: a function over an additional axis of arrays, Variables and Modules.
+
+A Variable that is mapped over comes back mapped, along the same axis; one that is broadcast (axis None) may be changed
+only to a value that is the same for all elements.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from sonde.nnx.transforms.axis_metadata import with_axis_names
+from sonde.nnx.transforms.bounded_cache import PROGRAMS, Recent
+from sonde.nnx.transforms.lifting import Entered, Fixed, Taken, enter, take
+from sonde.nnx.transforms.options import (
+    MISSING,
+    Mode,
+    also_decorator,
+    as_indices,
+    mode,
+    named_like,
+    refuse_bound_method,
+    with_axes,
+)
+from sonde.nnx.transforms.outcome import Left
+from sonde.nnx.transforms.prefixes import refuse_prefixes
+from sonde.nnx.transforms.result_lists import Lists, with_keywords
+from sonde.nnx.variable.sharding import PARTITION_NAME
+
+
+@also_decorator
+def vmap(
+    f: Callable[..., Any] = MISSING,
+    *,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    axis_name: Hashable | None = None,
+    axis_size: int | None = None,
+    spmd_axis_name: Any = None,
+    transform_metadata: Mapping[str, Any] | None = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """`jax.vmap` for functions of Modules and Variables.
+
+    Args:
+        f: the function; leave it out to use `vmap` as a decorator with options.
+        in_axes: the mapped axis of each argument: an int, None for "the same for all", `StateAxes` for the Variables of
+            a Module, what `nnx.prefix` returns, or containers of these. Keyword arguments without a place in it are
+            mapped along axis 0.
+        out_axes: where the mapped axis is in the output; the same forms.
+        axis_name: a name for collectives.
+        axis_size: the size of the axis, if no argument is mapped.
+        spmd_axis_name: see `jax.vmap`.
+        transform_metadata: `{nnx.PARTITION_NAME: name}` names the axis in the sharding metadata of Variables, see
+            `nnx.transform_metadata`; other keys name it in other metadata.
+        graph: True allows shared references, False demands trees. None: the current mode.
+        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
+
+    Raises:
+        ValueError: the axes do not fit the arguments, or `graph` is False and a Variable occurs twice.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> count = nnx.Variable(jnp.zeros(3))
+        >>> def step(count, x):
+        ...     count[...] += x
+        ...     return count * 2
+        >>> nnx.vmap(step, in_axes=(0, None))(count, 1.0)
+        Array([2., 2., 2.], dtype=float32)
+        >>> count.sum()
+        Array(3., dtype=float32)
+    """
+    how = mode(graph, graph_updates)
+    refuse_prefixes("vmap", "in_axes", in_axes, how)
+    refuse_prefixes("vmap", "out_axes", out_axes, how)
+    refuse_bound_method("vmap", f)
+    fn = _with_axis_names(f, in_axes, out_axes, transform_metadata, how)
+
+    @named_like(f)
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = with_axes(f, args, kwargs, in_axes)
+        taken = take("vmap", how, args, kwargs)
+        lists = _lists("vmap", taken, in_axes, out_axes)
+        axes = lists.in_values
+        inside: list[Entered] = []
+
+        def pure(*values: Any) -> Left:
+            entered = taken.enter(values[: len(axes)])
+            inside[:] = [entered]
+            return entered.leave(fn(*entered.args, **entered.kwargs), placement=lists)
+
+        run = jax.vmap(
+            _named(pure, f),
+            in_axes=tuple(axes) or 0,
+            out_axes=(tuple(lists.kinds), 0),
+            axis_name=axis_name,
+            axis_size=axis_size,
+            spmd_axis_name=spmd_axis_name,
+        )
+        try:
+            # jax.vmap needs an argument, even if the size of the axis is given
+            left = run(*taken.values) if taken.values else run(jax.numpy.zeros(axis_size or 0))
+        except ValueError as error:
+            place = _OUT_AXES.search(str(error))
+            if place is None or not inside:
+                raise
+            path = inside[0].path_in_list(int(place[1]), int(place[2]))
+            raise ValueError(
+                f"nnx.vmap of {_named(pure, f).__name__!r}: the new value of {path} differs from example to example, "
+                f"but it has no mapped axis to be in ({place[3].lstrip(', ')}). Give it one with nnx.StateAxes; for "
+                "values that a Module sows, nnx.capture needs none."
+            ) from error
+        return taken.settle(left)
+
+    return mapped
+
+
+#: How JAX names an output with a wrong axis: the list and the position in it.
+_OUT_AXES = re.compile(r"out_axes\[0\]\[(\d+)\]\[(\d+)\][^,]*(, got axis spec .*)")
+
+
+def _lists(verb: str, taken: Taken, in_axes: Any, out_axes: Any) -> Lists:
+    axes = with_keywords(taken.structure, in_axes, 0)
+    return Lists(verb, taken.structure, taken.leaves, arguments=("in_axes", axes), output=("out_axes", out_axes))
+
+
+def _named(pure: Callable[..., Any], f: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a pure function the name of the user's, for profiles and messages of JAX."""
+    pure.__name__ = getattr(f, "__name__", type(f).__name__)
+    return pure
+
+
+def _with_axis_names(f: Any, in_axes: Any, out_axes: Any, metadata: Mapping[str, Any] | None, how: Mode) -> Any:
+    if not metadata or PARTITION_NAME not in metadata:
+        return f
+    return with_axis_names(f, in_axes, out_axes, metadata, how.graph)
+
+
+@also_decorator
+def pmap(
+    f: Callable[..., Any] = MISSING,
+    *,
+    axis_name: Hashable | None = None,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    static_broadcasted_argnums: int | Iterable[int] = (),
+    devices: Sequence[Any] | None = None,
+    backend: str | None = None,
+    axis_size: int | None = None,
+    donate_argnums: int | Iterable[int] = (),
+    transform_metadata: Mapping[str, Any] | None = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """`jax.pmap` for functions of Modules and Variables; see `nnx.vmap` for the axes.
+
+    Args:
+        f: the function; leave it out to use `pmap` as a decorator with options.
+        axis_name: a name for collectives.
+        in_axes: the mapped axis of each argument.
+        out_axes: where the mapped axis is in the output.
+        static_broadcasted_argnums: positions of arguments that are compile-time constants.
+        devices: the devices to run on.
+        backend: the backend to run on.
+        axis_size: the size of the axis.
+        donate_argnums: positions of arguments whose arrays may be reused. Variables among them get a new value.
+        transform_metadata: `{nnx.PARTITION_NAME: name}`, see `nnx.vmap`.
+        graph: True allows shared references, False demands trees. None: the current mode.
+        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
+    """
+    how = mode(graph, graph_updates)
+    refuse_prefixes("pmap", "in_axes", in_axes, how)
+    refuse_prefixes("pmap", "out_axes", out_axes, how)
+    refuse_bound_method("pmap", f)
+    fn = _with_axis_names(f, in_axes, out_axes, transform_metadata, how)
+    static = static_broadcasted_argnums
+    static = (static,) if isinstance(static, int) else tuple(static)
+    donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
+    programs: Recent[Any] = Recent(PROGRAMS)
+
+    def program(taken: Taken) -> Any:
+        structure = taken.structure  # keep only this: the rest belongs to the caller
+        lists = _lists("pmap", taken, in_axes, out_axes)
+        gone = {structure.names[i] for i in as_indices(donated, structure.n_args)}
+        given = [i for i, path in enumerate(structure.paths) if path[0] in gone]
+
+        def pure(*values: Any) -> Left:
+            entered = enter(structure, values, verb="pmap", mode=how)
+            return entered.leave(fn(*entered.args, **entered.kwargs), placement=lists)
+
+        return jax.pmap(
+            _named(pure, f),
+            axis_name=axis_name,
+            in_axes=tuple(lists.in_values),
+            out_axes=(tuple(lists.kinds), 0),
+            devices=devices,
+            backend=backend,
+            axis_size=axis_size,
+            donate_argnums=tuple(given),
+        )
+
+    @named_like(f)
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = with_axes(f, args, kwargs, in_axes)
+        fixed = as_indices(static, len(args))
+        taken = take("pmap", how, [Fixed(x) if i in fixed else x for i, x in enumerate(args)], kwargs)
+        run = programs.get(taken.structure, lambda: program(taken))
+        return taken.settle(run(*taken.values))
+
+    return mapped

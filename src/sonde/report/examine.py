@@ -1,0 +1,123 @@
+"""`examine`: runs a program once and reports on it, problems first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde.core import Pattern, check_callable, check_pattern, inside_request, wrapped_like
+from sonde.errors import SondeError
+from sonde.report.failure import Failure, failure
+from sonde.report.findings import find
+from sonde.report.record_run import Watched, watch
+from sonde.report.report import Report
+from sonde.report.site_data import examined
+from sonde.tools.execution.record_values import on_host
+from sonde.tools.numerics.events import events_of
+from sonde.tools.numerics.summarize import Summary
+from sonde.tools.reading.token_labels import words
+
+Progress = Callable[[str, float], None]
+
+
+def examine(
+    f: Callable,
+    *patterns: Pattern,
+    grads: bool = False,
+    inside: Any = None,
+    title: str | None = None,
+    tokens: Any = None,
+    names: Any = None,
+    progress: Progress | None = None,
+) -> Callable[..., Report]:
+    """Makes a function that runs `f` once, examines the values at its sites, and returns a report.
+
+    Statistics and pictures are made on the device; no whole activation leaves it.
+
+    Args:
+        f: Any callable: a function, a jitted training step, a model.
+        *patterns: Which sites, as in `sonde.capture`. All, if none are given.
+        grads: Whether to examine gradients too, of what is differentiated inside `f`.
+        inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
+        title: The title of the report; the name of `f` by default.
+        tokens: Labels of the positions, for pictures of attention and of values by position: strings, or token ids; for
+            a batch, those of the first example.
+        names: Turns token ids into strings: a function, a list of strings, or a tokenizer (with `decode`).
+        progress: Called with the current activity and the fraction done, from 0 to 1.
+
+    Returns:
+        A function with the arguments of `f` that returns a `Report`. If `f` fails, it is run a second time with nothing
+        compiled, so that there are values up to the failure, and the report describes the failure.
+
+    Raises:
+        NoSuchSiteError: When called: a pattern matches no site.
+        CaptureError: When called inside a transform, where there are no numbers yet.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sonde
+        >>> from sonde.report import examine
+        >>> def f(x):
+        ...     x = sonde.sow(x * 1e30, "scaled")
+        ...     return sonde.sow(x * x, "squared").sum()
+        >>> report = examine(f)(jnp.array([1.0, 1e-30]))
+        >>> report.findings[0].severity, report.findings[0].path
+        ('problem', 'squared')
+    """
+    check_callable(f, "examine")
+    wanted = tuple(check_pattern(pattern, "examine") for pattern in patterns)
+    asked = inside_request(inside)
+    name = title if title is not None else getattr(f, "__name__", None) or type(f).__name__
+    read = () if tokens is None else tuple(words(tokens, names))
+    say = progress or (lambda what, done: None)
+
+    def run(*args: Any, **kwargs: Any) -> Report:
+        say("running the program", 0.0)
+        seen = watch(f, wanted, args, kwargs, grads=grads, inside=asked)
+        failed = None
+        if seen.error is not None:
+            say("running it again without compiling", 0.4)
+            seen, failed = _again(f, wanted, args, kwargs, grads, asked, seen)
+        say("reading what was seen", 0.7)
+        sites, rows = examined(on_host(seen.records, "examine"))
+        say("looking for trouble", 0.9)
+        events = events_of(seen.items)
+        findings = find(sites, events, failed=failed is not None, finite_result=_is_finite(seen.result))
+        if failed is not None:
+            findings = (failed.finding, *findings)
+        say("done", 1.0)
+        return Report(name, findings, tuple(sites), Summary(rows), failed, seen.result, tokens=read)
+
+    return wrapped_like(run, f)
+
+
+def _again(
+    f: Any, wanted: Any, args: Any, kwargs: Any, grads: bool, inside: Any, first: Watched
+) -> tuple[Watched, Failure]:
+    """After a failure, runs again without compiling; returns the run that shows more."""
+    assert first.error is not None
+    try:
+        with jax.disable_jit():
+            second = watch(f, wanted, args, kwargs, grads=grads, inside=inside)
+    except SondeError:  # a pattern matches nothing now that the program runs to its end: keep the first run
+        second = first
+    if second.error is None:
+        return second, failure(first.error, _last_site(first), only_compiled=True)
+    best = second if len(second.items) >= len(first.items) else first
+    assert best.error is not None
+    return best, failure(best.error, _last_site(best), only_compiled=False)
+
+
+def _is_finite(result: Any) -> bool:
+    """Whether all numbers that a program returned are finite."""
+    floats = [x for x in jax.tree.leaves(result) if isinstance(x, (jax.Array, np.ndarray, np.generic, float, complex))]
+    floats = [x for x in map(jnp.asarray, floats) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return all(bool(jnp.isfinite(x).all()) for x in floats)
+
+
+def _last_site(seen: Watched) -> str:
+    events = events_of(seen.items)
+    return events[-1].path if events else ""

@@ -1,0 +1,127 @@
+"""Checksums of runs of rows: made as rows are written, verified as they are read.
+
+A run is at most a chunk long. Its checksum is of the numbers, not of the file, so it also notices a file that is whole
+but belongs elsewhere.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from sonde.store.format.rows import Piece
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """Some rows of an array, or a part of each of them.
+
+    Attributes:
+        first: The first row.
+        last: The row after the last.
+        columns: For every axis of a row, the first element and the one after the last.
+        crc: The CRC-32 of its bytes.
+    """
+
+    first: int
+    last: int
+    columns: tuple[tuple[int, int], ...]
+    crc: int
+
+    def is_in(self, data: np.ndarray, start: int) -> bool:
+        """Whether rows, of which the first has the number `start`, hold what was written."""
+        part = data[(slice(self.first - start, self.last - start), *(slice(*span) for span in self.columns))]
+        return crc_of(part) == self.crc
+
+    def to_json(self) -> list[Any]:
+        """As plain lists."""
+        return [self.first, self.last, self.crc, *self.columns]
+
+    @classmethod
+    def from_json(cls, data: Any) -> Run:
+        """From plain lists."""
+        first, last, crc, *columns = data
+        return cls(first, last, tuple((a, b) for a, b in columns), crc)
+
+
+def crc_of(array: np.ndarray, before: int = 0) -> int:
+    """The CRC-32 of the numbers of an array, continued from that of others."""
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, before)
+
+
+class Digester:
+    """Makes the runs of an array from the pieces that are written to it.
+
+    Args:
+        chunk_rows: How many rows a chunk has.
+    """
+
+    def __init__(self, chunk_rows: int) -> None:
+        self._chunk_rows = chunk_rows
+        self._open: dict[tuple[tuple[int, int], ...], Run] = {}
+        self._runs: list[Run] = []
+
+    def add(self, piece: Piece) -> None:
+        """Takes rows that are written."""
+        columns = tuple((part.start, part.stop) for part in piece.columns)
+        at = 0
+        for first, last in _row_spans(piece.rows):
+            for cut, end in _cut(first, last, self._chunk_rows):
+                self._continue(columns, cut, end, piece.data[at : at + end - cut])
+                at += end - cut
+
+    def _continue(self, columns: tuple[tuple[int, int], ...], first: int, last: int, data: np.ndarray) -> None:
+        before = self._open.pop(columns, None)
+        if before is not None and (before.last != first or first % self._chunk_rows == 0):
+            self._runs.append(before)
+            before = None
+        crc = crc_of(data, before.crc if before else 0)
+        self._open[columns] = Run(before.first if before else first, last, columns, crc)
+
+    def taken(self) -> list[Run]:
+        """The runs so far; the next rows begin new ones."""
+        runs = [*self._runs, *self._open.values()]
+        self._runs, self._open = [], {}
+        return runs
+
+
+def _row_spans(rows: slice | np.ndarray) -> Iterator[tuple[int, int]]:
+    if isinstance(rows, slice):
+        yield rows.start, rows.stop
+        return
+    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+    for part in np.split(rows, breaks):
+        yield int(part[0]), int(part[-1]) + 1
+
+
+def _cut(first: int, last: int, step: int) -> Iterator[tuple[int, int]]:
+    """A span of rows, cut where chunks begin."""
+    while first < last:
+        end = min(last, (first // step + 1) * step)
+        yield first, end
+        first = end
+
+
+class Runs:
+    """The runs of an array, to look up by rows."""
+
+    def __init__(self, runs: Iterable[Run], n_rows: int) -> None:
+        self._runs = sorted((run for run in runs if run.last <= n_rows), key=lambda run: run.first)
+        self._firsts = [run.first for run in self._runs]
+        self._longest = max((run.last - run.first for run in self._runs), default=0)
+
+    def of(self, first: int, last: int) -> list[Run]:
+        """The runs that have some of the rows from `first` to before `last`."""
+        low = bisect.bisect_left(self._firsts, first - self._longest)
+        high = bisect.bisect_left(self._firsts, last)
+        return [run for run in self._runs[low:high] if run.last > first]
+
+    def around(self, first: int, last: int) -> tuple[int, int]:
+        """The rows to read so that all runs with some of these rows can be verified."""
+        runs = self.of(first, last)
+        return min((run.first for run in runs), default=first), max((run.last for run in runs), default=last)

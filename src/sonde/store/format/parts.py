@@ -1,0 +1,52 @@
+"""The parts of a store: itself, or the units of an elastic harvest in order."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from sonde.errors import StoreError
+from sonde.store.format.folder import Folder
+from sonde.store.format.manifest import MANIFEST, Manifest, needed_manifest
+from sonde.store.format.progress import Listed, read_progress
+from sonde.store.format.storage import Storage
+from sonde.store.writing.units import attempt_of, read_units
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A folder with arrays, and what it lists."""
+
+    folder: Folder
+    manifest: Manifest
+    listed: Listed
+
+
+def parts_of(folder: Folder, storage: Storage | None) -> tuple[list[Part], str, bool]:
+    """The parts of a store, a text that no other store has, and whether the harvest is complete.
+
+    Of an elastic harvest that is not complete, the parts are the units before the first that is not done.
+
+    Raises:
+        StoreError: There is no store, or its metadata is damaged.
+    """
+    units = read_units(folder) if folder.read(MANIFEST) is None else None
+    if units is None:
+        part = _part(folder)
+        return [part], part.manifest.identity, part.listed.finished
+    parts: list[Part] = []
+    for unit in range(units.count):
+        attempt = attempt_of(folder, units, unit)
+        if attempt is None:
+            break
+        part = _part(Folder(folder.below(attempt), storage))
+        if part.listed.batches != len(units.span(unit)) or not part.listed.finished:
+            raise StoreError(f"unit {unit} of the store {folder.name!r} is damaged: it does not hold all its batches")
+        parts.append(part)
+    if not parts:
+        raise StoreError(f"the store {folder.name!r} has no unit that can be read yet: the first one is not done")
+    return parts, units.identity, len(parts) == units.count
+
+
+def _part(folder: Folder) -> Part:
+    manifest = needed_manifest(folder)
+    return Part(folder, manifest, read_progress(folder, manifest))

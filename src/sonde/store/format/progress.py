@@ -1,0 +1,245 @@
+"""How far each process has written, and the checksums of what it wrote: `progress/0/00000.json`.
+
+The file of a process is replaced after its data is on disk; only then do the batches count. A batch is in the store
+when every process has listed it. Data after the listed rows has no meaning and is overwritten when the harvest
+continues.
+
+An entry lists the batches that were written together: a checksum of each batch as it went into the program, how many
+rows every array has afterwards, and the checksums of the runs of rows (`digests.py`). Many entries would make the file
+long, so old ones move to segments: files that never change, named by their checksum, `progress/segments/...`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sonde.store.format.digests import Run, Runs
+from sonde.store.format.folder import Folder
+from sonde.store.format.manifest import Manifest
+from sonde.store.format.sealed import checksum, damaged, seal, unseal
+
+SEGMENT_BYTES = 1 << 18  # entries beyond this size move to a segment
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """Batches that were written together.
+
+    Attributes:
+        first: The number of the first batch.
+        inputs: A checksum of each batch.
+        rows: How many rows every array has afterwards.
+        runs: For every array, the checksums of the rows that this process wrote.
+    """
+
+    first: int
+    inputs: tuple[str, ...]
+    rows: tuple[int, ...]
+    runs: tuple[tuple[Run, ...], ...]
+
+    @property
+    def last(self) -> int:
+        """The number of the batch after the last."""
+        return self.first + len(self.inputs)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain lists."""
+        runs = [[run.to_json() for run in of_array] for of_array in self.runs]
+        return {"first": self.first, "inputs": self.inputs, "rows": self.rows, "runs": runs}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Entry:
+        """From plain lists."""
+        runs = tuple(tuple(map(Run.from_json, of_array)) for of_array in data["runs"])
+        return cls(data["first"], tuple(data["inputs"]), tuple(data["rows"]), runs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """Entries in a file of their own.
+
+    Attributes:
+        sha256: The checksum of the file, and its name.
+        last: The number of the batch after the last of its entries.
+    """
+
+    sha256: str
+    last: int
+
+    @property
+    def file(self) -> str:
+        """The name of the file."""
+        return f"progress/segments/{self.sha256}.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """How far a process has written.
+
+    Attributes:
+        batches: How many batches are written.
+        rows: How many rows every array has by then.
+        segments: Segments of earlier entries.
+        entries: The latest entries.
+        finished: Whether the harvest is complete.
+    """
+
+    batches: int = 0
+    rows: tuple[int, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    entries: tuple[Entry, ...] = ()
+    finished: bool = False
+
+    def plus(self, entry: Entry) -> Progress:
+        """With another entry."""
+        return dataclasses.replace(
+            self, batches=entry.last, rows=entry.rows, entries=(*self.entries, entry), finished=False
+        )
+
+
+class ProgressFile:
+    """Writes the progress of one process."""
+
+    def __init__(self, folder: Folder, manifest: Manifest, writer: int) -> None:
+        self._folder = folder
+        self._name = _file_name(manifest, writer)
+        self._known = {"identity": manifest.identity, "generation": manifest.generation, "writer": writer}
+        self._plain: dict[int, tuple[Entry, dict[str, Any], int]] = {}  # by the identity of the entry
+
+    def write(self, progress: Progress) -> Progress:
+        """Writes it; returns it with older entries in a segment, if there were many."""
+        if len(progress.entries) > 1 and sum(self._as_json(e)[2] for e in progress.entries) > SEGMENT_BYTES:
+            progress = self._with_segment(progress)
+        told = dataclasses.asdict(dataclasses.replace(progress, entries=()))
+        told["entries"] = [self._as_json(entry)[1] for entry in progress.entries]
+        self._folder.write(self._name, seal({**self._known, **told}))
+        return progress
+
+    def _as_json(self, entry: Entry) -> tuple[Entry, dict[str, Any], int]:
+        """An entry, as plain lists, and how long it is as text. Kept: entries are written again and again."""
+        if id(entry) not in self._plain:
+            plain = entry.to_json()
+            self._plain[id(entry)] = entry, plain, len(json.dumps(plain))
+        return self._plain[id(entry)]
+
+    def _with_segment(self, progress: Progress) -> Progress:
+        older, newest = progress.entries[:-1], progress.entries[-1]
+        data = seal({"entries": [self._as_json(entry)[1] for entry in older]})
+        segment = Segment(checksum(data), max(entry.last for entry in older))
+        self._folder.write(segment.file, data)
+        self._plain = {id(newest): self._as_json(newest)}
+        return dataclasses.replace(progress, segments=(*progress.segments, segment), entries=(newest,))
+
+
+def _file_name(manifest: Manifest, writer: int) -> str:
+    return f"progress/{manifest.generation}/{writer:05d}.json"
+
+
+class Listed:
+    """What the progress files of a store say together.
+
+    Attributes:
+        batches: How many batches are in the store.
+        rows: The number of rows of every array.
+        finished: Whether the harvest is complete.
+    """
+
+    def __init__(self, folder: Folder, manifest: Manifest, files: Sequence[Progress]) -> None:
+        least = min(files, key=lambda progress: progress.batches, default=Progress())
+        self.batches = least.batches
+        self.rows = least.rows or (0,) * len(manifest.arrays)
+        self.finished = bool(files) and all(progress.finished for progress in files)
+        self._folder, self._files, self._arrays = folder, files, manifest.arrays
+        self._entries: list[Entry] | None = None
+        self._runs: dict[int, Runs] = {}
+
+    def runs(self, number: int) -> Runs:
+        """The checksums of the rows of an array, by its place in the manifest."""
+        if number not in self._runs:
+            runs = (run for entry in self.entries() for run in entry.runs[number])
+            self._runs[number] = Runs(runs, self.rows[number])
+        return self._runs[number]
+
+    def inputs(self) -> list[str]:
+        """A checksum of every batch in the store."""
+        by_number = {entry.first + i: text for entry in self.entries() for i, text in enumerate(entry.inputs)}
+        return [by_number[number] for number in range(self.batches)]
+
+    def entries(self) -> list[Entry]:
+        """All entries of batches in the store."""
+        if self._entries is None:
+            self._entries = [entry for progress in self._files for entry in self._all_of(progress)]
+        return self._entries
+
+    def of_writer(self, writer: int) -> Progress:
+        """The progress of one process, without batches that others have not listed."""
+        return self._cut(self._files[writer]) if self._files else Progress(rows=self.rows)
+
+    def as_one(self) -> Progress:
+        """The progress of all processes, as if one had written everything."""
+        cut = [self._cut(progress) for progress in self._files]
+        segments = dict.fromkeys(segment for progress in cut for segment in progress.segments)
+        entries = tuple(entry for progress in cut for entry in progress.entries)
+        return Progress(self.batches, self.rows, tuple(segments), entries, self.finished)
+
+    def _cut(self, progress: Progress) -> Progress:
+        whole = tuple(segment for segment in progress.segments if segment.last <= self.batches)
+        begun = [segment for segment in progress.segments if segment.last > self.batches]
+        entries = [entry for segment in begun for entry in self._of_segment(segment)]
+        entries = tuple(entry for entry in (*entries, *progress.entries) if entry.last <= self.batches)
+        return Progress(self.batches, self.rows, whole, entries, progress.finished)
+
+    def _all_of(self, progress: Progress) -> Iterator[Entry]:
+        for entry in (*(e for segment in progress.segments for e in self._of_segment(segment)), *progress.entries):
+            if entry.last <= self.batches:
+                yield entry
+
+    def _of_segment(self, segment: Segment) -> list[Entry]:
+        data = self._folder.read(segment.file)
+        if data is None:
+            raise damaged(segment.file, self._folder.name, "it is missing")
+        if checksum(data) != segment.sha256:
+            raise damaged(segment.file, self._folder.name, "its bytes are not those that were written")
+        told = unseal(data, segment.file, self._folder.name)
+        return [_entry(one, len(self._arrays), segment.file, self._folder) for one in told["entries"]]
+
+
+def _entry(data: Any, n_arrays: int, name: str, folder: Folder) -> Entry:
+    try:
+        entry = Entry.from_json(data)
+        if (len(entry.rows), len(entry.runs)) != (n_arrays, n_arrays):
+            raise ValueError(f"an entry has {len(entry.rows)} arrays, the store {n_arrays}")
+        return entry
+    except (ValueError, KeyError, TypeError) as error:
+        raise damaged(name, folder.name, f"{type(error).__name__}: {error}") from error
+
+
+def read_progress(folder: Folder, manifest: Manifest) -> Listed:
+    """What a store lists.
+
+    Raises:
+        StoreError: A progress file is missing or damaged.
+    """
+    if not manifest.prepared:
+        return Listed(folder, manifest, ())
+    return Listed(folder, manifest, [_read(folder, manifest, i) for i in range(manifest.writers)])
+
+
+def _read(folder: Folder, manifest: Manifest, writer: int) -> Progress:
+    name = _file_name(manifest, writer)
+    data = folder.read(name)
+    if data is None:
+        raise damaged(name, folder.name, "it is missing")
+    told = unseal(data, name, folder.name)
+    known = {"identity": manifest.identity, "generation": manifest.generation, "writer": writer}
+    if {key: told.get(key) for key in known} != known:
+        raise damaged(name, folder.name, "it belongs to another store, or to another process")
+    try:
+        segments = tuple(Segment(segment["sha256"], segment["last"]) for segment in told["segments"])
+        entries = tuple(_entry(entry, len(manifest.arrays), name, folder) for entry in told["entries"])
+        return Progress(told["batches"], tuple(told["rows"]), segments, entries, told["finished"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise damaged(name, folder.name, f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,127 @@
+"""The one place where rows of a store are read: every run of rows is compared with its checksum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from sonde.errors import StoreError
+from sonde.store.format.folder import Folder, reason, tensorstore
+from sonde.store.format.manifest import ArrayInfo
+from sonde.store.format.progress import Listed
+from sonde.store.format.zarr_arrays import READ_CACHE, open_array
+
+AT_A_TIME = 1 << 26  # bytes that are read before the first of them are used
+
+
+class RowReader:
+    """Reads rows of an array.
+
+    Args:
+        folder: The store.
+        info: The array.
+        listed: What the store lists.
+        number: The place of the array in the manifest.
+        verify: Whether to compare checksums.
+        cache: The size of TensorStore's cache in bytes.
+    """
+
+    def __init__(
+        self, folder: Folder, info: ArrayInfo, listed: Listed, number: int, *, verify: bool, cache: int = READ_CACHE
+    ) -> None:
+        self._folder, self._info, self._listed, self._number = folder, info, listed, number
+        self._verify, self._cache = verify, cache
+        self._array: Any = None
+        self._row_bytes = max(1, dtype_of(info).itemsize * int(np.prod(info.row, dtype=np.int64)))
+
+    def blocks(self, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, np.ndarray]]:
+        """The rows of spans, each from a first to before a last: in parts, with the number of the first row of each.
+
+        Raises:
+            StoreError: They cannot be read, or are not what was written.
+        """
+        waiting: list[tuple[int, int, int, Any]] = []
+        held, opened = 0, self._opened()
+        for first, last in self._parts(spans):
+            low, high = self._listed.runs(self._number).around(first, last) if self._verify else (first, last)
+            waiting.append((first, last, low, opened[low:high].read()))
+            held += (high - low) * self._row_bytes
+            while held > AT_A_TIME and len(waiting) > 1:
+                first, last, low, future = waiting.pop(0)
+                data = self._checked(first, last, low, future)
+                held -= data.nbytes
+                yield first, data[first - low : last - low]
+        for first, last, low, future in waiting:
+            yield first, self._checked(first, last, low, future)[first - low : last - low]
+
+    def _parts(self, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        """The spans, cut into parts of whole files that are not too large."""
+        rows = self._info.file[0]
+        step = max(1, AT_A_TIME // 4 // (rows * self._row_bytes)) * rows
+        for first, last in spans:
+            while first < last:
+                end = min(last, (first // step + 1) * step)
+                yield first, end
+                first = end
+
+    def _checked(self, first: int, last: int, low: int, future: Any) -> np.ndarray:
+        try:
+            data = self._folder.wait(future, AT_A_TIME)
+        except Exception as error:
+            raise self._folder.damaged(self._info.name, error) from error
+        if self._verify:
+            self._compare(data, first, last, low)
+        return data
+
+    def _compare(self, data: np.ndarray, first: int, last: int, low: int) -> None:
+        covered = 0
+        for run in self._listed.runs(self._number).of(first, last):
+            if not run.is_in(data, low):
+                raise self._wrong(run.first, run.last, "are not what was written")
+            columns = int(np.prod([b - a for a, b in run.columns], dtype=np.int64))
+            covered += (min(run.last, last) - max(run.first, first)) * columns
+        if covered != (last - first) * int(np.prod(self._info.row, dtype=np.int64)):
+            raise self._wrong(first, last, "have no checksum")
+
+    def _wrong(self, first: int, last: int, why: str) -> StoreError:
+        return self._folder.damaged(self._info.name, ValueError(f"rows {first} to {last - 1} {why}"))
+
+    def _opened(self) -> Any:
+        if self._array is None:
+            rows = self._listed.rows[self._number]
+            try:
+                self._array = open_array(self._folder, self._info, rows, cache=self._cache)
+            except Exception as error:
+                raise self._folder.damaged(self._info.name, error) from error
+        return self._array
+
+
+def dtype_of(info: ArrayInfo) -> np.dtype:
+    """The dtype of an array.
+
+    Raises:
+        StoreError: TensorStore does not know it.
+    """
+    try:
+        return np.dtype(tensorstore().dtype(info.dtype).numpy_dtype)
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"a store cannot hold {info.name!r} as {info.dtype}: {reason(error)}") from error
+
+
+class JoinedRows:
+    """The rows of one array in several stores, one after the other."""
+
+    def __init__(self, readers: Sequence[RowReader], counts: Sequence[int]) -> None:
+        self._readers = readers
+        self._ends = np.cumsum([0, *counts]).tolist()
+
+    def blocks(self, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, np.ndarray]]:
+        """As those of a `RowReader`."""
+        for first, last in spans:
+            for reader, start, end in zip(self._readers, self._ends, self._ends[1:]):
+                low, high = max(first, start), min(last, end)
+                if low < high:
+                    for row, data in reader.blocks([(low - start, high - start)]):
+                        yield start + row, data

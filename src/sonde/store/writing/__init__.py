@@ -1,0 +1,1 @@
+"""Writing a store: harvests by one process or many, repair, merge."""

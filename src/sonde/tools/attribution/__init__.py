@@ -1,0 +1,1 @@
+"""How much does a value contribute to a number? By gradients, and by what is written into the logits."""

@@ -1,0 +1,120 @@
+"""`site_gradients`: the gradient of a number at every site, whatever the values there are computed from."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sonde._array_text import describe
+from sonde.core import (
+    JitByStaticPart,
+    Pattern,
+    Records,
+    StaticPart,
+    capture,
+    check_callable,
+    inside_request,
+    static_and_arrays,
+    wrapped_like,
+)
+from sonde.tools.attribution.integrated_gradients import is_inexact
+from sonde.tools.intervention.patch_values import Occurrence, Rule, placed
+
+
+def site_gradients(
+    f: Callable, *patterns: Pattern, metric: Callable[[Any], Any] | None = None, inside: Any = None
+) -> Callable[..., tuple[Any, Records]]:
+    """A function that runs `f` and returns a number with its gradient at every site.
+
+    Nothing has to be differentiated by hand, and nothing before a site has to be differentiable: a model of tokens has
+    gradients at its embeddings.
+
+    Args:
+        f: Any callable. Models are not changed by the run.
+        *patterns: Which sites, as in `sonde.capture`. All, if none are given.
+        metric: A function of the result of `f` that returns a number. None if the result is one.
+        inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
+
+    Returns:
+        A function with the arguments of `f` that returns the number, and records with `value` and `grad`.
+
+    Raises:
+        NoSuchSiteError: When called: a pattern matches no site.
+        ValueError: When called: the result is not a number.
+
+    Example:
+        >>> import jax.numpy as jnp, sonde
+        >>> from sonde.tools import site_gradients
+        >>> table = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+        >>> def f(tokens):
+        ...     return jnp.sum(sonde.sow(table[tokens], "embedded") ** 2)
+        >>> number, records = site_gradients(f)(jnp.array([1]))
+        >>> print(number, records["embedded"].grad)
+        25.0 [[6. 8.]]
+    """
+    check_callable(f, "site_gradients")
+    asked = inside_request(inside)
+    capture(f, *patterns, inside=asked)  # for its checks
+    compiled = JitByStaticPart(functools.partial(_run, patterns, metric, asked))
+
+    def with_gradients(*args: Any, **kwargs: Any) -> tuple[Any, Records]:
+        return compiled(*static_and_arrays((f, args, kwargs), asked))
+
+    return wrapped_like(with_gradients, f)
+
+
+def _run(patterns: tuple[Pattern, ...], metric: Any, inside: Any, rest: StaticPart, arrays: Sequence[Any]) -> Any:
+    return number_and_gradients(patterns, metric, inside, rest.whole, arrays)
+
+
+def number_and_gradients(
+    patterns: Sequence[Pattern],
+    metric: Callable | None,
+    inside: Any,
+    call: Callable[[list[Any]], Any],
+    arrays: Sequence[Any],
+    change: Rule | None = None,
+) -> tuple[Any, Records]:
+    """The number and the records of a traced call, for tools.
+
+    Args:
+        patterns: Which sites.
+        metric: A function of the result; None if the result is the number.
+        inside: As in `sonde.capture`.
+        call: Puts arrays into the program, its arguments and its keyword arguments.
+        arrays: The arrays.
+        change: Replaces values at sites.
+    """
+
+    def number(touch: Any) -> Any:
+        # Whatever a value is computed from, it now depends on what is differentiated.
+        def rule(values: list[Any], place: Occurrence) -> list[Any]:
+            values = values if change is None else change(values, place)
+            return values if place.site.in_place else [touched(x, touch) for x in values]
+
+        f, args, kwargs = call([touched(x, touch) for x in arrays])
+        return number_of(metric, placed(f, rule, inside)(*args, **kwargs))
+
+    (output, _), records = capture(jax.value_and_grad(number), *patterns, grads=True, inside=inside)(jnp.zeros(()))
+    return output, records
+
+
+def number_of(metric: Callable | None, result: Any) -> Any:
+    """The number that is explained: the metric of a result. Raises ValueError if it is not a number."""
+    number = result if metric is None else metric(result)
+    if not hasattr(number, "dtype") or jnp.shape(number) != () or not jnp.issubdtype(number.dtype, jnp.floating):
+        found = describe(number) if hasattr(number, "dtype") else repr(type(number).__name__)
+        raise ValueError(f"attribute explains a number, got {found}; give a metric= that computes one from the result")
+    return number
+
+
+def touched(x: Any, zero: Any) -> Any:
+    """The same number, made to depend on a zero that is differentiated.
+
+    A value that `Module.sow` marks in place can only be replaced there if it is part of the differentiated program.
+    """
+    return x + zero.astype(x.dtype) if is_inexact(x) else x

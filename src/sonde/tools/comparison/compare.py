@@ -1,0 +1,446 @@
+"""`compare` runs two programs that should do the same, and finds where they differ first.
+
+What they return and its gradients are always compared; so are the values at the sites of both, which `matching.py`
+pairs whatever they are called. How much rounding alone may change a value is measured (`sonde.port.rounding`). All
+values of both programs are in memory at once; choose sites with patterns if that is too much.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sonde.core import Pattern, inside_request, wrapped_like
+from sonde.port.difference import Distance, distance, epsilon
+from sonde.port.gradients import with_gradient
+from sonde.port.parting import Parting, find_parting
+from sonde.port.tape import Tape, tape_of
+from sonde.tools.comparison.differences import Drift, Tolerance, judge
+from sonde.tools.comparison.matching import Match, Pair, Points, match, match_results, rows_of
+from sonde.tools.comparison.runs import RESULT, Point, Run
+from sonde.tools.comparison.sides import Gradients, Side, gradient_pairs, side_of
+from sonde.tools.reading.heatmap import Drawn, Heat
+
+_DRAWS = 3  # of the noise: one alone may be small by chance
+
+
+class NothingComparedError(ValueError):
+    """Two programs have nothing that could be compared."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class Comparison(Drawn):
+    """What `compare` found.
+
+    Attributes:
+        drifts: One per site, call and iteration that both programs have, in the order of the first program: forward
+            before backward; in a loop, one iteration after the other.
+        only_first: Path and call of the sites that only the first program has.
+        only_second: Path and call of the sites that only the second program has.
+        names: What the second program calls a value, by what the first calls it, where that is not the same. It can be
+            given to `compare` as `match_paths`.
+        results: What the programs returned, then the gradients of that.
+        matches: Which values were matched, and why.
+        unchecked: What could not be compared, and why.
+        parting: The operation at which the programs part, and why, if they differ and that is known.
+    """
+
+    drifts: tuple[Drift, ...]
+    only_first: tuple[tuple[str, int], ...]
+    only_second: tuple[tuple[str, int], ...]
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    results: tuple[Drift, ...] = ()
+    matches: tuple[Match, ...] = ()
+    unchecked: tuple[str, ...] = ()
+    parting: Parting | None = None
+
+    @property
+    def first(self) -> Drift | None:
+        """Where they differ first: at a site, else in what they return, else in its gradient; None if nowhere."""
+        return next((d for d in (*self.drifts, *self.results) if d.differs), None)
+
+    def save_matches(self, path: str | Path) -> None:
+        """Writes which values were matched to a JSON file, for `compare(match_paths=path)`."""
+        Path(path).write_text(json.dumps({m.first: m.second for m in self.matches}, indent=1), encoding="utf-8")
+
+    def jumps(self, n: int = 5) -> list[tuple[Drift, float]]:
+        """Where the error grows most from one value to the next, in the order of the first program.
+
+        Args:
+            n: How many.
+
+        Returns:
+            The value after each jump, and how many times its relative norm is that of the values before it.
+        """
+        jumps, before = [], 0.0
+        for drift in self.drifts:
+            if drift.gradient or not np.isfinite(drift.rel_norm):
+                continue
+            # Rounding alone is not a jump.
+            floor = max(before, float(np.finfo(np.float32).eps) if drift.limit is None else drift.limit / 8)
+            if drift.rel_norm > floor:
+                jumps.append((drift, drift.rel_norm / floor))
+            before = max(before, drift.rel_norm)
+        return sorted(jumps, key=lambda jump: -jump[1])[:n]
+
+    def _heat(self) -> Heat:
+        columns = ("rel_norm", "max_rel")
+        everything = (*self.drifts, *self.results)
+        values = np.array([[getattr(d, c) for c in columns] for d in everything], float).reshape(-1, 2)
+        return Heat(values, [d.place for d in everything], columns, str(self), by_column=True)
+
+    def __repr__(self) -> str:
+        return f"Comparison({len(self.drifts)} values, {len(self.results)} results, first difference: {self.first})"
+
+    def __str__(self) -> str:
+        first = "no difference"
+        if self.first is not None:
+            first = f"first difference at {self.first}" + (f" ({self.first.source})" if self.first.source else "")
+        gradients = sum(d.gradient for d in self.results)
+        counts = [f"{len(self.drifts)} values"]
+        counts += [f"{len(self.results) - gradients} results"] if len(self.results) > gradients else []
+        counts += [f"{gradients} gradients"] if gradients else []
+        lines = [f"{first}; {' and '.join([', '.join(counts[:-1]), counts[-1]] if counts[:-1] else counts)} compared"]
+        for which, only in (("first", self.only_first), ("second", self.only_second)):
+            if only:
+                lines.append(f"only in the {which}: " + ", ".join(f"{path}[{call}]" for path, call in only))
+        if self.names:
+            lines.append("matched: " + ", ".join(f"{a} = {b}" for a, b in self.names.items()))
+        lines += [str(self.parting)] if self.parting is not None else []
+        lines += [f"not compared: {reason}" for reason in self.unchecked]
+        return "\n".join(lines)
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        from sonde.core import WholePaths
+
+        jumps = {id(drift): times for drift, times in self.jumps()}
+        columns = ("site", "iteration", "kind", "beyond", "of", "max abs", "max rel", "rel norm", "allowed", "jump", "")
+        table = Table(*columns, title=str(self))
+        for d in (*self.drifts, *self.results):
+            name = d.place if d.result else f"{d.path}{d.part and '.' + d.part}[{d.call}]"
+            kind = "gradient" if d.gradient else "result" if d.result else "value"
+            cells = [name, ",".join(map(str, d.iteration)), kind, str(d.beyond), str(d.size)]
+            style = "red" if d.differs else ""
+            jump = f"x{jumps[id(d)]:.3g}" if id(d) in jumps else ""
+            allowed = "" if d.limit is None else f"{d.limit:.3g}"
+            cells += [f"{d.max_abs:.3g}", f"{d.max_rel:.3g}", f"{d.rel_norm:.3g}", allowed, jump, d.note or d.layout]
+            table.add_row(*map(Text, cells), style=style)
+        return WholePaths(table)
+
+
+def compare(
+    f: Any,
+    g: Any,
+    *patterns: Pattern,
+    rtol: float | None = None,
+    atol: float = 1e-6,
+    norm: float | None = None,
+    match_paths: Mapping[str, str] | str | Path | None = None,
+    names: Mapping[str, str] | None = None,
+    grads: bool | None = None,
+    inside: Any = None,
+) -> Callable[..., Comparison]:
+    """A function that runs `f` and `g` with the same arguments and returns where they differ.
+
+    Their results are compared, the gradients of these, and the values at sites. By default, two arrays differ if the
+    norm of their difference is larger than four times what rounding alone explains: one unit in the last place of their
+    dtype, or what came out where both programs ran with each operation rounded differently.
+
+    Args:
+        f: A callable.
+        g: Another, with the same arguments.
+        *patterns: Which sites, as in `sonde.capture`; each must match in both programs. All, if none are given.
+        rtol: If it is given, elements are compared one by one: they differ if they are further apart than
+            `atol + rtol * abs(second)`. NaN is equal to NaN.
+        atol: The absolute tolerance; only with `rtol`.
+        norm: How large the norm of a difference may be, relative to that of the value of `g`.
+        match_paths: For paths of `f`, the corresponding paths of `g`, or a file that `Comparison.save_matches` wrote.
+            `{i}` stands for the same number on both sides (`"layers/{i}/attn": "blocks/{i}/self_attn"`), and what
+            follows a path is kept. Usually not needed: see `Comparison.matches`.
+        names: The old name of `match_paths`.
+        grads: Whether to compare gradients at the sites too; the programs, or a part of them, are then differentiated
+            by themselves. None: the gradients of the results with respect to everything that goes into the programs,
+            and those at sites if these differ. False: none at all.
+        inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
+
+    Returns:
+        A function with the arguments of `f` that returns a `Comparison`.
+
+    Raises:
+        NoSuchSiteError: When called: a pattern matches no site of one of the programs.
+        CaptureError: When called inside a transform, where there are no numbers yet.
+        ValueError: When called: the programs have nothing in common that could be compared, or a path of `match_paths`
+            does not occur.
+
+    Example:
+        >>> import jax.numpy as jnp, sonde
+        >>> from sonde.tools import compare
+        >>> def model(x, dtype=jnp.float32):
+        ...     x = sonde.sow(x.astype(dtype) * 2, "double")
+        ...     return sonde.sow(x + 1 / 3, "shifted")
+        >>> found = compare(lambda x: model(x, jnp.bfloat16), model, rtol=1e-4)(jnp.ones(4))
+        >>> found.first.path, found.first.beyond
+        ('shifted', 4)
+        >>> print(compare(lambda x: model(x, jnp.bfloat16), model)(jnp.ones(4)).first)
+        None
+    """
+    first, second = (side_of(x, patterns, bool(grads), inside_request(inside)) for x in (f, g))
+    given = _given_paths(match_paths, names)
+
+    def compared(*args: Any, **kwargs: Any) -> Comparison:
+        sides = first.called(args, kwargs), second.called(args, kwargs)
+        return _Comparing(sides, given, Tolerance(rtol, atol, norm), grads).comparison()
+
+    return wrapped_like(compared, f) if callable(f) else compared
+
+
+def assert_same_program(
+    f: Any, g: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+) -> Comparison:
+    """Fails, with what `compare` found, if two programs do not do the same; for tests.
+
+    Args:
+        f: The first program, as in `compare`.
+        g: The second.
+        args: The arguments of both.
+        kwargs: Their keyword arguments.
+        **options: As in `compare`.
+
+    Returns:
+        What was compared.
+
+    Raises:
+        AssertionError: They differ. The text says where, and why if that is known.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from sonde.tools import assert_same_program
+        >>> found = assert_same_program(lambda x: x + x, lambda x: 2 * x, (jnp.ones(3),))
+    """
+    found = compare(f, g, **options)(*args, **(kwargs or {}))
+    if found.first is not None:
+        raise AssertionError(str(found))
+    return found
+
+
+def _given_paths(match_paths: Mapping[str, str] | str | Path | None, names: Mapping[str, str] | None) -> dict[str, str]:
+    if isinstance(match_paths, str | Path):
+        return dict(json.loads(Path(match_paths).read_text(encoding="utf-8")))
+    return {**(names or {}), **(match_paths or {})}
+
+
+class _Comparing:
+    """One comparison on its way."""
+
+    def __init__(
+        self, sides: tuple[Side, Side], given: Mapping[str, str], tolerance: Tolerance, grads: bool | None
+    ) -> None:
+        self.sides, self.given, self.tolerance, self.grads = sides, given, tolerance, grads
+        self.runs = _with_results_as_points((sides[0].run(), sides[1].run()))
+        self.unchecked: list[str] = []
+        self._noise: list[dict[Any, list[np.ndarray]]] | None = None
+
+    def comparison(self) -> Comparison:
+        points, others = (Points(run.points) for run in _stacked_alike(self.runs))
+        pairs = match(points, others, self.given)
+        drifts = self.judged(pairs, points, others)
+        results = self.result_drifts()
+        # Where values differ, gradients follow.
+        if self.grads is None and not any(d.differs and d.by != "order" for d in (*drifts, *results)):
+            gradients = self.gradient_drifts()
+            if any(d.differs for d in gradients):
+                drifts += self.gradients_at_sites()
+            results += gradients
+        drifts = _without_guesses(drifts, results)
+        kept = {(d.path, d.part, d.call, d.iteration, d.gradient) for d in drifts}
+        pairs = [p for p in pairs if _key(p.first) in kept or p.by != "order"]
+        matches = tuple(Match(points.label(p.first), others.label(p.second), p.by) for p in pairs)
+        if not drifts and not results:
+            raise NothingComparedError(_nothing(*self.runs))
+        parting = self.parting(pairs, drifts, results)
+        return Comparison(
+            tuple(drifts),
+            _only(points, [p.first for p in pairs]),
+            _only(others, [p.second for p in pairs]),
+            {m.first: m.second for m, pair in zip(matches, pairs) if pair.first.path != pair.second.path},
+            tuple(results),
+            matches,
+            tuple(self.unchecked),
+            parting,
+        )
+
+    def judged(self, pairs: list[Pair], points: Points, others: Points) -> list[Drift]:
+        both = [pair for pair in pairs if pair.first.taken or pair.second.taken]
+        named = [(pair, others.label(pair.second)) for pair in both]
+        return [self.judge(pair, "" if name == points.label(pair.first) else name) for pair, name in named]
+
+    def judge(self, pair: Pair, second: str = "", *, result: bool = False) -> Drift:
+        """The drift of a pair. Noise is only measured for what differs by more than the last digits."""
+        drift = judge(pair, self.tolerance, [], second, result=result)
+        if not drift.differs or drift.note or self.tolerance.rtol is not None or self.tolerance.norm is not None:
+            return drift
+        return judge(pair, self.measured_tolerance(), self.noise_of(pair), second, result=result)
+
+    def measured_tolerance(self) -> Tolerance:
+        return dataclasses.replace(self.tolerance, fallback=None if self.noise else self.fallback())
+
+    def fallback(self) -> float:
+        """The limit where noise cannot be measured: eight times the precision of the coarsest dtype, at least 1e-4."""
+        arrays = [p.array for run in self.runs for p in (*run.points, *(run.results or ()))]
+        return max(1e-4, 8 * epsilon(*arrays))
+
+    @property
+    def noise(self) -> list[dict[Any, list[np.ndarray]]]:
+        """For each side, what the points are where the arithmetic rounds differently; empty if that is not known."""
+        if self._noise is None:
+            self._noise = []
+            for side, which in zip(self.sides, ("first", "second")):
+                draws, problem = side.rounded_otherwise(_DRAWS)
+                if problem:
+                    reason = f"the noise of the {which} program's arithmetic: {problem}"
+                    self.unchecked.append(f"{reason}; values may differ by {self.fallback():.2g} of their norm")
+                    self._noise = []
+                    return self._noise
+                arrays: dict[Any, list[np.ndarray]] = {}
+                for run in draws:
+                    for p in (*run.points, *(run.results or ())):
+                        arrays.setdefault(p.key, []).append(p.array)
+                self._noise.append(arrays)
+        return self._noise
+
+    def noise_of(self, pair: Pair) -> list[Distance]:
+        found = []
+        for point, arrays in zip((pair.first, pair.second), self.noise):
+            for whole in arrays.get(point.key, ()):
+                moved = whole if point.row is None else whole[point.row]
+                if moved.shape == point.array.shape:
+                    found.append(distance(moved, point.array))
+        return found
+
+    def result_drifts(self) -> list[Drift]:
+        ours, theirs = (run.results or () for run in self.runs)
+        pairs = match_results(ours, theirs)
+        if pairs is None:
+            whole = Point(RESULT, "", 0, (), False, np.zeros(0), "")
+            drift = judge(Pair(whole, whole, "path"), self.tolerance, [], result=True)
+            return [dataclasses.replace(drift, note=f"{len(ours)} arrays against {len(theirs)}", differs=True)]
+        return [self.judge(pair, result=True) for pair in pairs]
+
+    def gradient_drifts(self) -> list[Drift]:
+        shapes = [[p.array.shape for p in run.results or ()] for run in self.runs]
+        if shapes[0] != shapes[1]:
+            self.unchecked.append("gradients: the results have different structures")
+            return []
+        found = gradient_pairs(*self.sides)
+        if isinstance(found, str):
+            self.unchecked += [found] if found else []
+            return []
+        drifts = []
+        for pair in found.pairs:
+            drift = judge(pair, self.tolerance, [], result=True)
+            if drift.differs and self.tolerance.rtol is None and self.tolerance.norm is None:
+                drift = judge(pair, self.tolerance, _gradient_noise(found, pair), result=True)
+            drifts.append(drift)
+        return drifts
+
+    def parting(self, pairs: list[Pair], drifts: list[Drift], results: list[Drift]) -> Parting | None:
+        """The operation at which the programs part, if they differ."""
+        first = next((d for d in (*drifts, *results) if d.differs), None)
+        if first is None or first.note:  # a note says what there is to say: other shapes, other branches
+            return None
+        wanted = (first.path, first.part, first.call, first.iteration, first.gradient)
+        at = [(p.first.array, p.second.array) for p in pairs if _key(p.first) == wanted]
+        allowed = max((d.limit or 0.0 for d in results if not d.gradient), default=0.0)
+        try:
+            tapes = [_gradient_tape(side) if first.gradient else side.tape() for side in self.sides]
+            return None if tapes[0] is None or tapes[1] is None else find_parting(tapes[0], tapes[1], at, allowed)
+        except Exception as error:  # a helper to the answer, which is known: an operation may not run alone
+            self.unchecked.append(f"single operations: {type(error).__name__}: {str(error)[:150]}")
+            return None
+
+    def gradients_at_sites(self) -> list[Drift]:
+        runs = [side.run_with_gradients() for side in self.sides]
+        points, others = (Points(p for p in run.points if p.gradient) for run in _stacked_alike((runs[0], runs[1])))
+        return self.judged(match(points, others, {}), points, others)
+
+
+def _gradient_noise(found: Gradients, pair: Pair) -> list[Distance]:
+    return [
+        distance(moved, point.array)
+        for point in (pair.first, pair.second)
+        for moved in found.noise(point)
+        if moved.shape == point.array.shape
+    ]
+
+
+def _gradient_tape(side: Side) -> Tape | None:
+    """The operations of the gradient of a program."""
+    program = side.traced()
+    return None if isinstance(program, str) else tape_of(with_gradient(program))
+
+
+def _with_results_as_points(runs: tuple[Run, Run]) -> tuple[Run, Run]:
+    """If what one side returned is not known, what the other did is compared with its values."""
+    if all(run.results is not None for run in runs):
+        return runs
+    new = [Run((*run.points, *(run.results or ())), ()) for run in runs]
+    return new[0], new[1]
+
+
+def _key(p: Point) -> tuple[Any, ...]:
+    return p.path, p.part, p.call, p.iteration, p.gradient
+
+
+def _without_guesses(drifts: list[Drift], results: list[Drift]) -> list[Drift]:
+    """Without values that were matched by their order alone and differ, if what follows from them does not."""
+    if not results or any(d.differs for d in results) or any(d.differs and d.by != "order" for d in drifts):
+        return drifts
+    return [d for d in drifts if not d.differs or d.by != "order"]
+
+
+def _only(points: Points, paired: list[Point]) -> tuple[tuple[str, int], ...]:
+    used = {id(p) for p in paired}
+    return tuple(dict.fromkeys((p.path, p.call) for p in points.all if id(p) not in used))
+
+
+def _stacked_alike(runs: tuple[Run, Run]) -> tuple[Run, Run]:
+    """The same, where a value of one program that has all rows of a loop of the other is taken apart into these."""
+    counts = [_by_path(run) for run in runs]
+    new = []
+    for run, other in zip(runs, reversed(counts)):
+        own = _by_path(run)
+        points: list[Point] = []
+        for p in run.points:
+            rows = other.get((p.path, p.part, p.gradient), [])
+            alone = len(own[p.path, p.part, p.gradient]) == 1
+            is_stack = alone and len(rows) > 1 and all(p.array.shape == (len(rows), *r.array.shape) for r in rows)
+            points += rows_of(p) if is_stack else [p]
+        new.append(dataclasses.replace(run, points=tuple(points)))
+    return new[0], new[1]
+
+
+def _by_path(run: Run) -> dict[Any, list[Point]]:
+    groups: dict[Any, list[Point]] = {}
+    for p in run.points:
+        groups.setdefault((p.path, p.part, p.gradient), []).append(p)
+    return groups
+
+
+def _nothing(ours: Run, theirs: Run) -> str:
+    has = [
+        f"the {which} returns no arrays and has "
+        + (", ".join(dict.fromkeys(p.path for p in run.points)) if run.points else "no sites with arrays")
+        for which, run in (("first", ours), ("second", theirs))
+    ]
+    return (
+        f"compare has nothing to compare: {'; '.join(has)}. Return arrays, mark values with sonde.sow(value, name), or "
+        "say which sites correspond with match_paths={...}."
+    )

@@ -1,0 +1,76 @@
+"""Values of all examples together, for tools that must see a batch whole.
+
+A `reduce` function sees one example of a `vmap`, as the models of Equinox are mapped, and cannot know which of the
+batch it is. So what is mapped leaves the program as it is, and is reduced after that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from sonde.core import Axis, Extra, Pattern, Recording, Reduce, Site, View, attach_records, make_records, run_with
+from sonde.tools.execution.record_values import Seen, each_seen
+
+
+class _Unmapped(Recording):
+    """Reduces the values that no `vmap` maps, and records the others as they are."""
+
+    def __init__(self, patterns: tuple[Pattern, ...], *, reduce: Reduce, depth: int) -> None:
+        super().__init__(patterns, reduce=reduce, donates=False, depth=depth)
+        self._of_unmapped = reduce
+        self.key = ("unmapped", self.key)
+
+    def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Extra, Any]) -> None:
+        """Records the arrays, or the result of the function."""
+        self.reduce = None if _mapped(view.axes) else self._of_unmapped
+        super().record(arrays, site, path, view, extras)
+
+
+def seen_whole(
+    f: Callable, patterns: tuple[Pattern, ...], args: Any, kwargs: Any, *, reduce: Reduce, inside: Any
+) -> Iterator[tuple[Seen, bool]]:
+    """What a call of `f` has at its sites, which are arrays. Its result is discarded.
+
+    Args:
+        f: Any callable.
+        patterns: Which sites.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        reduce: Applied at the site to values that no `vmap` maps.
+        inside: As `asked_for` gives it.
+
+    Yields:
+        The result of `reduce` and True; or a mapped value and False. Loops are its first axes, then come the mapped
+            ones, also where all examples have the same value.
+    """
+    made: list[_Unmapped] = []
+
+    def make(depth: int) -> _Unmapped:
+        made.append(_Unmapped(patterns, reduce=reduce, depth=depth))
+        return made[0]
+
+    try:
+        _, handler = run_with(make, f, args, kwargs, inside=inside)
+    except Exception as error:
+        if made:
+            attach_records(error, made[0], None)
+        raise
+    for seen in each_seen(make_records(handler.items, handler.met)):
+        mapped = _mapped(seen.axes)
+        yield (dataclasses.replace(seen, value=_with_all_axes(seen)) if mapped else seen), not mapped
+
+
+def _mapped(axes: Sequence[Axis]) -> bool:
+    return any(not axis.is_loop for axis in axes)
+
+
+def _with_all_axes(seen: Seen) -> Any:
+    value = seen.value
+    for i, axis in enumerate(seen.axes):
+        if not axis.on_leaf(0):
+            value = jnp.repeat(jnp.expand_dims(value, i), axis.size or 1, axis=i)
+    return value

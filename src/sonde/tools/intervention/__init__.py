@@ -1,0 +1,1 @@
+"""What if a value were another one? Ablation, steering, activation patching and path patching."""

@@ -1,0 +1,247 @@
+"""Path patching: the effect of a sender on a receiver, with everything between them held constant.
+
+Two runs for every pair. In the first, on the corrupt input, the sender has its clean value and all other components
+have the values of the corrupt run, so that the change reaches the receiver directly or not at all. The second is the
+corrupt run with the receiver's input from the first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde.core import (
+    JitByStaticPart,
+    Pattern,
+    StaticPart,
+    arrays_in,
+    capture,
+    check_callable,
+    check_pattern,
+    inside_request,
+    static_and_arrays,
+)
+from sonde.errors import CaptureError
+from sonde.tools.circuits.edge_nodes import in_unnamed_loop
+from sonde.tools.execution.record_values import Seen, each_seen
+from sonde.tools.intervention.patch_values import Occurrence, placed, values_to_place
+from sonde.tools.intervention.sweep import restored_title
+from sonde.tools.intervention.sweep_points import Axes, Target, checked_axes
+from sonde.tools.reading.heatmap import Drawn, Heat, by_last_axis
+
+
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class Paths(Drawn):
+    """What `patch_paths` found.
+
+    Attributes:
+        scores: By sender and receiver, the metric with this path clean: a number, or an array with one axis for each of
+            `axis`.
+        clean: The metric of the run on the clean input.
+        corrupt: The metric of the run on the corrupt input.
+    """
+
+    scores: dict[tuple[str, str], jax.Array]
+    clean: jax.Array
+    corrupt: jax.Array
+
+    @property
+    def restored(self) -> dict[tuple[str, str], np.ndarray]:
+        """The scores on a scale from 0, the corrupt run, to 1, the clean run."""
+        lost = (float(self.clean) - float(self.corrupt)) or float("nan")
+        return {pair: (np.asarray(s, np.float64) - float(self.corrupt)) / lost for pair, s in self.scores.items()}
+
+    def _heat(self) -> Heat:
+        found = {f"{a} -> {b}": x for (a, b), x in self.restored.items()}
+        return by_last_axis(found, restored_title(self.clean, self.corrupt), "index of the sender")
+
+    def best(self, n: int = 5) -> list[tuple[str, str, tuple[int, ...], float]]:
+        """The `n` paths that restore most: sender, receiver, index and restored part."""
+        points = [(*pair, index, float(x)) for pair, r in self.restored.items() for index, x in np.ndenumerate(r)]
+        return sorted(points, key=lambda point: -point[3])[:n]
+
+    def __repr__(self) -> str:
+        ends = f"{float(self.corrupt):.6g} (corrupt) to {float(self.clean):.6g} (clean)"
+        return f"Paths({len(self.scores)} pairs, {ends})"
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        from sonde.core import WholePaths
+
+        table = Table("from", "to", "at", "restored", title=restored_title(self.clean, self.corrupt))
+        best = self.best(sum(np.size(x) for x in self.scores.values()))
+        for sender, receiver, index, x in best[:_SHOWN]:
+            table.add_row(Text(sender), Text(receiver), ",".join(map(str, index)), f"{x:.3f}")
+        if len(best) > _SHOWN:
+            table.add_row(f"... and {len(best) - _SHOWN} more", "", "", "")
+        return WholePaths(table)
+
+
+_SHOWN = 30
+
+
+def patch_paths(
+    f: Callable,
+    clean: Any,
+    corrupt: Any,
+    senders: Pattern | Sequence[Pattern],
+    receivers: Pattern | Sequence[Pattern],
+    metric: Callable[[Any], Any],
+    *,
+    frozen: Pattern | Sequence[Pattern] | None = None,
+    axis: int | Sequence[int] | None = None,
+    inside: Any = None,
+) -> Paths:
+    """Runs `f` for every sender and receiver with only the path between them clean.
+
+    Args:
+        f: Any callable. Models are not changed by the runs.
+        clean: The arguments of the clean run: a tuple, or the only argument.
+        corrupt: The arguments of the corrupt run, with the same shapes.
+        senders: Sites where components write.
+        receivers: Sites where components read.
+        metric: A function of the result of `f` that returns a number.
+        frozen: The outputs of all components. Between sender and receiver they are held at their corrupt values, except
+            the sender's. The senders, if None; with `()` nothing is held. Name the sites of the senders, not sites
+            between them and the stream: a sender's change does not get past a site that is held.
+        axis: Axes of a sender along which every index is a separate sender, such as heads; whole values, if None.
+        inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
+
+    Returns:
+        `Paths`, with the pairs in which the sender comes before the receiver.
+
+    Example:
+        >>> import jax.numpy as jnp, sonde
+        >>> from sonde.tools import patch_paths
+        >>> def f(x):
+        ...     a = sonde.sow(x * 2, "a")
+        ...     b = sonde.sow(sonde.sow(x + a, "b/in") * 3, "b")
+        ...     return jnp.sum(sonde.sow(a + b, "end/in"))
+        >>> found = patch_paths(f, jnp.ones(1), jnp.zeros(1), ("a", "b"), "*/in", lambda y: y)
+        >>> {pair: float(score) for pair, score in found.scores.items()}
+        {('a', 'b/in'): 6.0, ('a', 'end/in'): 2.0, ('b', 'end/in'): 9.0}
+    """
+    check_callable(f, "patch_paths")
+    check_callable(metric, "patch_paths")
+    sending, receiving, held = (_several(p) for p in (senders, receivers, senders if frozen is None else frozen))
+    if not sending or not receiving:
+        raise ValueError("patch_paths needs senders and receivers: a pattern or several of each")
+    inputs = [x if isinstance(x, tuple) else (x,) for x in (clean, corrupt)]
+    asked = inside_request(inside)
+    run = JitByStaticPart(_Run(sending, receiving, held, metric, checked_axes(axis), asked))
+    found, of_clean, of_corrupt = run(*static_and_arrays((f, *inputs), asked))
+    return Paths({pair: score for (_, pair), score in sorted(found.items())}, of_clean, of_corrupt)
+
+
+def _several(patterns: Pattern | Sequence[Pattern]) -> tuple[Pattern, ...]:
+    found = (patterns,) if isinstance(patterns, str) or callable(patterns) else tuple(patterns)
+    return tuple(map(check_pattern, found))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    senders: tuple[Pattern, ...]
+    receivers: tuple[Pattern, ...]
+    frozen: tuple[Pattern, ...]
+    metric: Callable
+    axes: Axes
+    inside: Any
+
+    def __call__(self, rest: StaticPart, arrays: list[Any]) -> Any:
+        f, clean, _ = rest.whole(arrays)
+        result, records = values_to_place(f, *self.senders, inside=self.inside)(*clean)
+        senders = [_target(seen, self.axes) for seen in each_seen(records, stacked=True)]
+        f, _, corrupt = rest.whole(arrays)
+        before, records = values_to_place(f, *self.senders, *self.receivers, inside=self.inside)(*corrupt)
+        order = {path: i for i, path in enumerate(records)}
+        f, _, corrupt = rest.whole(arrays)
+        held = []
+        if self.frozen:
+            _, records = values_to_place(f, *self.frozen, inside=self.inside)(*corrupt)
+            held = [Target.of(seen, ()) for seen in each_seen(records, stacked=True)]
+        f, _, corrupt = rest.whole(arrays)
+        _, records = values_to_place(f, *self.receivers, inside=self.inside)(*corrupt)
+        receivers = [_target(seen, ()) for seen in each_seen(records, stacked=True)]
+
+        def scores(point: Any) -> Any:
+            changed = self._read(point, senders, held, rest, arrays)
+            targets = [dataclasses.replace(t, seen=seen) for t, seen in zip(receivers, changed)]
+            n = sum(target.points for target in targets)
+            return jax.vmap(lambda q: self._measured(q, targets, rest, arrays))(jnp.arange(n))
+
+        table = jax.lax.map(scores, jnp.arange(sum(target.points for target in senders)))
+        found: dict[Any, Any] = {}
+        for sender, rows in _parts(senders, table):
+            for receiver, columns in _parts(receivers, rows.T):
+                for name, number in _known(receiver).items():
+                    q = int(number)
+                    for path, (_, score) in sender.scores(columns[q]).items():
+                        if order[path] < order[name]:
+                            found[(order[path], order[name]), (path, name)] = score
+        return found, self._number(result), self._number(before)
+
+    def _read(self, point: Any, senders: list[Target], held: list[Target], rest: StaticPart, arrays: Any) -> list[Seen]:
+        """The inputs of the receivers when one sender is clean and everything else is held constant."""
+        places = _by_place(senders)
+        still = {(t.seen.path, t.seen.call): t for t in held}
+
+        def rule(values: list[Any], place: Occurrence) -> list[Any]:
+            key = place.path, place.call
+            if key in still:
+                here, at = place.within(still[key].seen)
+                kept = arrays_in(still[key].seen.value)
+                values = [jnp.where(here, at.slice_of(new, i), old) for i, (new, old) in enumerate(zip(kept, values))]
+            if key in places:
+                target, start = places[key]
+                values = target.patched(values, place, point - start)
+            return values
+
+        f, _, corrupt = rest.whole(arrays)
+        _, records = capture(placed(f, rule, self.inside), *self.receivers, inside=self.inside)(*corrupt)
+        return list(each_seen(records, stacked=True))
+
+    def _measured(self, point: Any, receivers: list[Target], rest: StaticPart, arrays: Any) -> Any:
+        places = _by_place(receivers)
+
+        def rule(values: list[Any], place: Occurrence) -> list[Any]:
+            target, start = places.get((place.path, place.call), (None, 0))
+            return values if target is None else target.patched(values, place, point - start)
+
+        f, _, corrupt = rest.whole(arrays)
+        return self._number(placed(f, rule, self.inside)(*corrupt))
+
+    def _number(self, result: Any) -> Any:
+        score = self.metric(result)
+        if jnp.shape(score) != ():
+            raise ValueError(f"patch_paths: the metric must be a number, got an array of shape {jnp.shape(score)}")
+        return score
+
+
+def _target(seen: Seen, axes: Axes) -> Target:
+    if seen.count is not None or any(axis.is_loop and axis.rows is None for axis in seen.axes):
+        raise CaptureError(in_unnamed_loop("patch_paths", seen))
+    return Target.of(seen, axes)
+
+
+def _by_place(targets: Sequence[Target]) -> dict[tuple[str, int], tuple[Target, int]]:
+    """The targets by path and call, with the number of the first point of each."""
+    starts = np.cumsum([0, *[target.points for target in targets]])
+    return {(t.seen.path, t.seen.call): (t, int(start)) for t, start in zip(targets, starts)}
+
+
+def _parts(targets: Sequence[Target], table: Any) -> list[tuple[Target, Any]]:
+    """The targets, each with its part of an array whose first axis is the points of all."""
+    ends = np.cumsum([target.points for target in targets])
+    return [(t, table[end - t.points : end]) for t, end in zip(targets, ends)]
+
+
+def _known(target: Target) -> dict[str, Any]:
+    """The number of the only point of each row of a target."""
+    return {name: number for name, (_, number) in target.scores(np.arange(target.points)).items()}

@@ -1,0 +1,258 @@
+"""`summarize`: statistics of every value and gradient of a program, in one pass.
+
+The statistics of large arrays are computed on the device, inside the step and inside loops (`statistics`), and only
+they are copied to the host. Small arrays are copied whole (`keeping_small`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde._array_text import indexed
+from sonde.core import (
+    Pattern,
+    Records,
+    Rows,
+    arrays_in,
+    attach_records,
+    check_callable,
+    check_pattern,
+    inside_request,
+    make_records,
+    run_with,
+    wrapped_like,
+)
+from sonde.tools.execution.deferred_reduce import KeepingSmall
+from sonde.tools.execution.record_values import Seen, each_seen, on_host
+from sonde.tools.numerics.array_statistics import (
+    EDGES,
+    NAMES,
+    Statistics,
+    described,
+    moments_of_parts,
+    moments_of_whole,
+)
+from sonde.tools.reading.heatmap import Drawn, Heat
+
+_COLUMNS = ("site", "iteration", "kind", "array", "mean", "std", "min", "max", "norm", "zeros", "dead", "bad")
+_WHOLE = "whole"  # the array itself, whose moments are computed later
+_SHOWN = 3  # rows of a loop at each end
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """The statistics of a value or gradient at one call and iteration.
+
+    Attributes:
+        path: The path of the site.
+        part: Which array of the pytree that was sown; `""` if it was an array.
+        call: Which of the calls under that path, from 0.
+        iteration: The number of the iteration of each loop around it, outermost first.
+        gradient: Whether this is a gradient.
+        shape: The shape of the array in one iteration, mapped axes included.
+        dtype: Its dtype.
+        source: The line of the user's code.
+        statistics: The numbers.
+    """
+
+    path: str
+    part: str
+    call: int
+    iteration: tuple[int, ...]
+    gradient: bool
+    shape: tuple[int, ...]
+    dtype: str
+    source: str
+    statistics: Statistics
+
+    @property
+    def name(self) -> str:
+        """The path, with the part, and the call and iteration where there are several."""
+        return f"{self.path}{self.part and '.' + self.part}" + (f"[{self.call}]" if self.call else "")
+
+    def _repr_html_(self) -> str:
+        return Summary([self])._repr_html_()
+
+
+class Summary(Rows[Row], Drawn):
+    """The rows of `summarize`, in the order of the records: by path, value before gradient, then by iteration."""
+
+    edges: np.ndarray = EDGES
+    """The edges of the bins of every histogram."""
+
+    def _heat(self) -> Heat:
+        columns = ("mean", "std", "min", "max", "norm", "zeros", "dead", "nonfinite")
+        numbers = [[getattr(row.statistics, c) for c in columns] for row in self]
+        values = np.array([[np.nan if x is None else x for x in row] for row in numbers], float).reshape(
+            -1, len(columns)
+        )
+        names = [f"{row.name}{list(row.iteration) or ''}{' (gradient)' * row.gradient}" for row in self]
+        absent = np.array([[x is None for x in row] for row in numbers], bool).reshape(values.shape)
+        title = f"{len(self)} values and gradients"
+        return Heat(values, names, columns, title, absent=absent, by_column=True, alarming=("nonfinite",))
+
+    @property
+    def values(self) -> Summary:
+        """The rows of values only."""
+        return Summary([row for row in self if not row.gradient])
+
+    @property
+    def gradients(self) -> Summary:
+        """The rows of gradients only."""
+        return Summary([row for row in self if row.gradient])
+
+    def at(self, path: str) -> Summary:
+        """The rows of one path."""
+        return Summary([row for row in self if row.path == path])
+
+    @property
+    def data(self) -> list[dict[str, Any]]:
+        """Plain data, one flat dict per row, ready for JSON."""
+        found = []
+        for row in self:
+            flat = {f.name: getattr(row, f.name) for f in dataclasses.fields(row) if f.name != "statistics"}
+            numbers = {f.name: getattr(row.statistics, f.name) for f in dataclasses.fields(row.statistics)}
+            histogram = numbers["histogram"]
+            numbers["histogram"] = None if histogram is None else histogram.tolist()
+            found.append({**flat, "shape": list(row.shape), "iteration": list(row.iteration), **numbers})
+        return found
+
+    def __repr__(self) -> str:
+        return "\n".join([f"{len(self)} rows", *("  " + "  ".join(_cells(row)) for row in _shortened(self))])
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        from sonde.core import WholePaths
+
+        rows = [_cells(row) for row in _shortened(self)]
+        empty = {1: all(not row.iteration for row in self), 2: all(not row.gradient for row in self)}
+        kept = [i for i in range(len(_COLUMNS)) if not empty.get(i)]
+        table = Table(title=f"{len({row.path for row in self})} sites")
+        for i in kept:
+            table.add_column(_COLUMNS[i], overflow="fold", justify="left" if i < 4 else "right")
+        for cells in rows:
+            table.add_row(*[Text(cells[i]) for i in kept])  # not as markup: names may have brackets
+        return WholePaths(table)
+
+
+def summarize(f: Callable, *patterns: Pattern, grads: bool = False, inside: Any = None) -> Callable[..., Summary]:
+    """A function that runs `f` and returns statistics of the values at its sites.
+
+    Args:
+        f: Any callable; jitted training steps are fine.
+        *patterns: Which sites, as in `sonde.capture`. All, if none are given.
+        grads: Whether to summarise gradients too, of what is differentiated inside `f`.
+        inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
+
+    Returns:
+        A function with the arguments of `f` that returns a `Summary`: a row per site, call, and iteration of a loop
+        (the last iteration, for a `while_loop`). Branches that were not taken have no row. The result of `f` is
+        dropped.
+
+    Raises:
+        NoSuchSiteError: When called: a pattern matches no site.
+        CaptureError: When called inside a transform, where there are no numbers yet.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sonde
+        >>> from sonde.tools import summarize
+        >>> def f(x):
+        ...     return sonde.sow(jax.nn.relu(x), "h").sum()
+        >>> (row,) = summarize(f)(jnp.array([[-1.0, 3.0], [-2.0, 4.0]]))
+        >>> row.path, row.statistics.mean, row.statistics.norm, row.statistics.dead
+        ('h', 1.75, 5.0, 1)
+    """
+    check_callable(f, "summarize")
+    asked = inside_request(inside)
+    chosen = tuple(map(check_pattern, patterns))
+
+    def summarized(*args: Any, **kwargs: Any) -> Summary:
+        made: list[KeepingSmall] = []
+
+        def make(depth: int) -> KeepingSmall:
+            options: Any = {"grads": grads, "donates": False, "depth": depth}
+            made.append(KeepingSmall(chosen, large=moments_of_parts, small=_parts, **options))
+            return made[0]
+
+        try:
+            _, handler = run_with(make, f, args, kwargs, grads=grads, inside=asked)
+        except Exception as error:
+            if made:
+                attach_records(error, made[0], moments_of_parts)
+            raise
+        records = make_records(handler.items, handler.met, reduce=moments_of_parts)
+        return Summary(list(rows_of(records, "summarize")))
+
+    return wrapped_like(summarized, f)
+
+
+def _parts(value: Any) -> list[dict[str, Any]]:
+    """The arrays of a pytree themselves, in place of their moments."""
+    return [
+        {} if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) else {_WHOLE: jnp.asarray(x)}
+        for x in arrays_in(value)
+    ]
+
+
+def rows_of(records: Records, verb: str, names: Collection[str] = NAMES) -> Iterator[Row]:
+    """The rows of records whose values are the moments for these statistics; `verb` names the caller in messages."""
+    for seen in each_seen(on_host(records, verb)):
+        yield from rows_at(seen, names)
+
+
+def rows_at(seen: Seen, names: Collection[str] = NAMES) -> Iterator[Row]:
+    """The rows of one value or gradient with NumPy arrays: array by array, and for each by iteration."""
+    for part, kind, found in seen.numbers():
+        if _WHOLE in found:
+            found = moments_of_whole(found[_WHOLE], len(seen.axes), names)
+        yield from _rows(seen, part, kind, found, names)
+
+
+def _rows(seen: Seen, part: str, kind: Any, found: dict[str, np.ndarray], names: Collection[str]) -> Iterator[Row]:
+    for index, iteration, here in seen.steps(np.shape(found["counts"])[: seen.loops]):
+        one = {name: x[index] for name, x in found.items()}
+        yield Row(
+            seen.path,
+            part,
+            seen.call,
+            iteration,
+            seen.gradient,
+            tuple(kind.shape),
+            str(kind.dtype),
+            seen.site.source,
+            described(one, here, names),
+        )
+
+
+def _shortened(rows: Sequence[Row]) -> Iterator[Row | None]:
+    """The rows; for long loops the first and the last few, with None between."""
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.path, row.part, row.call, row.gradient), []).append(row)
+    for group in groups.values():
+        if len(group) > 2 * _SHOWN + 1:
+            yield from [*group[:_SHOWN], None, *group[-_SHOWN:]]
+        else:
+            yield from group
+
+
+def _cells(row: Row | None) -> list[str]:
+    if row is None:
+        return ["", "...", *[""] * 10]
+    s = row.statistics
+    return [
+        row.name,
+        ",".join(map(str, row.iteration)),
+        "gradient" if row.gradient else "value",
+        indexed(row.dtype, row.shape),
+        *("-" if x is None else f"{x:.3g}" for x in (s.mean, s.std, s.min, s.max, s.norm)),
+        *("-" if x is None else str(x) for x in (s.zeros, s.dead, s.nonfinite)),
+    ]

@@ -1,0 +1,1 @@
+"""What does a value say? Lenses, attention heads, probes, features, and pictures of their results."""

@@ -1,0 +1,187 @@
+"""The logit lens: what would the model say if it stopped here? Applies the output layer to the values of every layer.
+
+The readout runs at the site, on the device, and only the best few tokens are kept, never the logits of all layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde._array_text import indexed
+from sonde.core import ByPath, Pattern, capture_only, check_callable, check_pattern, inside_request, wrapped_like
+from sonde.tools.execution.record_values import each_seen
+from sonde.tools.reading.heatmap import POSITION, Drawn, Heat
+from sonde.tools.reading.token_labels import shown_by, words
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reading(Drawn):
+    """What the output layer reads at one site.
+
+    Attributes:
+        tokens: The best tokens, best first, along the last axis; loops and mapped axes are in front.
+        probabilities: Their probabilities.
+        entropy: How undecided it is, in nats.
+        loops: How many of the axes in front are loops.
+    """
+
+    tokens: jax.Array
+    probabilities: jax.Array
+    entropy: jax.Array
+    loops: int = 0
+
+    def _heat(self) -> Heat:
+        best, sure = (np.asarray(x)[..., 0] for x in (self.tokens, self.probabilities))
+        best, sure = (np.reshape(x, (*x.shape[:-1], -1)) if x.ndim else x[None] for x in (best, sure))
+        rows = list(np.ndindex(best.shape[:-1]))
+        values = np.stack([sure[at] for at in rows]).astype(np.float64)
+        names = [",".join(map(str, at)) for at in rows]
+        texts = [[str(int(t)) for t in best[at]] for at in rows]
+        return Heat(values, names, list(map(str, range(values.shape[1]))), _BEST, POSITION, texts)
+
+    def heat(self, tokens: Any = None, names: Any = None) -> Heat:
+        """What is drawn; `names` shows the best tokens too."""
+        return _with_names(super(Reading, self).heat(tokens, names), names)
+
+
+_BEST = "the best token at every position, and how sure"
+
+
+def _with_names(heat: Heat, names: Any) -> Heat:
+    """The same, with the best tokens as strings."""
+    if names is None:
+        return heat
+    show = shown_by(names)
+    return dataclasses.replace(heat, texts=[[show(int(t)) if t else "" for t in row] for row in heat.texts])
+
+
+class Lens(ByPath[Reading], Drawn):
+    """Readings by path, in program order. Calls of a site after the first have their number, as in `h[1]`."""
+
+    def table(self, names: Any = str, *, tokens: Any = None, example: int = 0) -> Any:
+        """A rich table of the best token at every position.
+
+        Args:
+            names: Turns tokens into strings: a function, a list of strings, or a tokenizer (with `decode`).
+            tokens: The tokens at the positions, for the heading: strings, or token ids that `names` converts.
+            example: Which of the examples, if there are axes besides the position.
+
+        Raises:
+            TypeError: `names` cannot turn tokens into strings.
+        """
+        from rich.table import Table
+        from rich.text import Text
+
+        show = shown_by(names)
+        rows = list(self.rows(example))
+        columns = max((len(best) for _, best, _ in rows), default=0)
+        head = [""] * columns if tokens is None else words(tokens, show)
+        table = Table(title=_BEST)
+        table.add_column("site", no_wrap=True, overflow="fold")
+        for i in range(columns):
+            table.add_column(Text(head[i] if i < len(head) else ""))
+        for name, best, sure in rows:
+            table.add_row(Text(name), *[Text(f"{show(int(t))} {float(p):.2f}") for t, p in zip(best, sure)])
+        return table
+
+    def _heat(self) -> Heat:
+        rows = list(self.rows())
+        width = max((len(best) for _, best, _ in rows), default=0)
+        sure = [np.pad(p.astype(np.float64), (0, width - len(p)), constant_values=np.nan) for _, _, p in rows]
+        texts = [[str(int(t)) for t in best] + [""] * (width - len(best)) for _, best, _ in rows]
+        values = np.stack(sure) if sure else np.zeros((0, 0))
+        return Heat(values, [name for name, _, _ in rows], list(map(str, range(width))), _BEST, POSITION, texts)
+
+    def heat(self, tokens: Any = None, names: Any = None) -> Heat:
+        """What is drawn; `names` shows the best tokens too."""
+        return _with_names(super().heat(tokens, names), names)
+
+    def rows(self, example: int = 0) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+        """The best token at each position and its probability, for every site and every iteration of its loops.
+
+        Args:
+            example: Which of the examples, if there are axes besides loops and the position.
+        """
+        for name, reading in self.items():
+            tokens, sure = np.asarray(reading.tokens)[..., 0], np.asarray(reading.probabilities)[..., 0]
+            last = tokens.shape[-1] if tokens.ndim > reading.loops else 1
+            loops = tokens.shape[: reading.loops]
+            tokens, sure = tokens.reshape(*loops, -1, last), sure.reshape(*loops, -1, last)
+            for index in np.ndindex(loops):
+                row = indexed(name, index) if index else name
+                yield row, tokens[index][example], sure[index][example]
+
+    def __repr__(self) -> str:
+        return f"Lens({list(self)})"
+
+    def __rich__(self) -> Any:
+        from sonde.core import WholePaths
+
+        return WholePaths(self.table())
+
+
+def logit_lens(
+    f: Callable, *patterns: Pattern, readout: Callable[[Any], Any], k: int = 5, inside: Any = None
+) -> Callable[..., Lens]:
+    """A function that runs `f` and reads the values at its sites with an output layer.
+
+    Args:
+        f: Any callable.
+        *patterns: Which sites, as in `sonde.capture`: those of the residual stream. All, if none are given.
+        readout: A function of a value that returns logits, with tokens along the last axis: the model's last norm and
+            output layer. Under `vmap` it sees one example.
+        k: How many tokens to keep.
+        inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
+
+    Returns:
+        A function with the arguments of `f` that returns a `Lens`. It may be called inside `jax.jit`, to use the
+        readings there.
+
+    Raises:
+        NoSuchSiteError: When called: a pattern matches no site.
+        ValueError: When called: there are fewer than `k` tokens.
+
+    Example:
+        >>> import jax.numpy as jnp, sonde
+        >>> from sonde.tools import logit_lens
+        >>> def f(x):
+        ...     x = sonde.sow(x, "start")
+        ...     return sonde.sow(x[::-1], "end")
+        >>> lens = logit_lens(f, readout=lambda h: 10 * h, k=1)(jnp.array([0.0, 1.0, 2.0]))
+        >>> print(lens["start"].tokens, lens["end"].tokens)
+        [2] [0]
+    """
+    check_callable(f, "logit_lens")
+    check_callable(readout, "logit_lens")
+    if k < 1:
+        raise ValueError(f"logit_lens: k must be at least 1, got {k}")
+
+    def read(value: Any) -> list[Any]:
+        logits = readout(value)
+        if not jnp.ndim(logits) or jnp.shape(logits)[-1] < k:
+            raise ValueError(
+                f"logit_lens: the readout returned logits of shape {list(jnp.shape(logits))}, which has no {k} tokens "
+                "along the last axis"
+            )
+        logs = jax.nn.log_softmax(logits.astype(jnp.float32))
+        best, tokens = jax.lax.top_k(logs, k)
+        # 0 * -inf is NaN: tokens that are ruled out count as zero.
+        entropy = -jnp.sum(jnp.where(jnp.isneginf(logs), 0, jnp.exp(logs) * logs), -1)
+        return [tokens, jnp.exp(best), entropy]
+
+    chosen = tuple(map(check_pattern, patterns))
+    asked = inside_request(inside)
+
+    def lens(*args: Any, **kwargs: Any) -> Lens:
+        found = {}
+        for seen in each_seen(capture_only(f, chosen, args, kwargs, reduce=read, inside=asked)):
+            found[f"{seen.path}[{seen.call}]" if seen.call else seen.path] = Reading(*seen.value, loops=seen.loops)
+        return Lens(found)
+
+    return wrapped_like(lens, f)

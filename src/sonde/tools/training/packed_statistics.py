@@ -1,0 +1,97 @@
+"""Statistics of many small arrays in a few operations, at the end of a step.
+
+An accelerator takes as long to start an operation as to reduce a small array, and statistics are several operations for
+every site. So small arrays of the same shape are stacked and reduced together, and all numbers leave the program
+concatenated, as one array for each dtype.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Collection
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sonde import _jax
+from sonde.core import (
+    Item,
+    Pattern,
+    StandIns,
+    arrays_in,
+    expand,
+    kept_with,
+    make_records,
+    run_with,
+    stand_ins,
+    wrapped_like,
+)
+from sonde.tools.execution.deferred_reduce import KeepingSmall
+from sonde.tools.execution.host_transfer import Fetching
+from sonde.tools.numerics.array_statistics import moments, moments_of_parts
+
+_WHOLE = "whole"
+
+
+def worth_stacking() -> bool:
+    """Whether stacking pays: on one accelerator. With several devices, arrays might have to move to be stacked."""
+    return jax.default_backend() != "cpu" and jax.device_count() == 1
+
+
+def stacked_capture(
+    f: Any, patterns: tuple[Pattern, ...], names: Collection[str], *, grads: bool, inside: Any
+) -> Callable | None:
+    """A jitted function that also sends the moments of its sites to the host; None if `f` is not jitted."""
+    jitted = _jax.jit_options(f)
+    if jitted is None:
+        return None
+    fn, options = jitted
+    reduce = functools.partial(moments_of_parts, names=names)
+
+    def captured(models: StandIns, *args: Any, **kwargs: Any) -> tuple[Any, Fetching]:
+        def make(depth: int) -> KeepingSmall:
+            return KeepingSmall(patterns, grads=grads, large=reduce, small=_parts, depth=depth)
+
+        models.note((args, kwargs))
+        result, handler = run_with(make, fn, args, kwargs, grads=grads, inside=inside)
+        items = _together(expand(handler.items), names)
+        return result, Fetching.packed(make_records(items, handler.met, reduce=reduce))
+
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        models = stand_ins(inside, (args, kwargs))
+        now = wrapped_like(functools.partial(captured, models), fn)
+        return kept_with(compiled, models, lambda meter: meter.jit(now, **options))(*args, **kwargs)
+
+    return compiled
+
+
+def _parts(value: Any) -> list[dict[str, Any]]:
+    return [
+        {} if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) else {_WHOLE: jnp.asarray(x)}
+        for x in arrays_in(value)
+    ]
+
+
+def _together(items: list[Item], names: Collection[str]) -> list[Item]:
+    """The items, with moments in place of arrays that were kept whole."""
+    alike: dict[Any, list[tuple[int, int]]] = {}  # by shape: which item, which of its arrays
+    whole = [jax.tree.unflatten(item.tree, item.leaves) for item in items]
+    for i, (item, parts) in enumerate(zip(items, whole)):
+        for j, part in enumerate(parts):
+            if _WHOLE in part:
+                x = part[_WHOLE]
+                alike.setdefault((x.shape, x.dtype, len(item.view.axes)), []).append((i, j))
+    for (_, _, lead), places in alike.items():
+        made: Callable = functools.partial(moments, names=names)
+        for _ in range(1 + lead):
+            made = jax.vmap(made)
+        found = made(jnp.stack([whole[i][j][_WHOLE] for i, j in places]))
+        for n, (i, j) in enumerate(places):
+            whole[i][j] = {name: x[n] for name, x in found.items()}
+    new = []
+    for item, parts in zip(items, whole):
+        leaves, tree = jax.tree.flatten(parts)
+        new.append(dataclasses.replace(item, leaves=leaves, tree=tree))
+    return new
