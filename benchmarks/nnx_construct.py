@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from flax import nnx as flax_nnx
-
 from measure import Row, interleaved, main
 from sonde import nnx
 

@@ -212,7 +212,7 @@ def test_what_sonde_lacks_is_named_and_reported(asked):
     assert missing == asked("missing") == {"flax.linen.module._freeze_attr", "flax.nnx.graphlib.NoUpdate"}
     assert asked("from Sonde") >= {"flax", "flax.linen", "flax.nnx"} and not asked("from Flax")
     first = sonde.alias_report()[0]
-    assert first.name == "flax" and "test_aliasing.py:" in first.where
+    assert first.name == "flax" and "test_alias.py:" in first.where
     text = str(sonde.alias_report())
     assert "not there: these names raised an error" in text and "  flax.linen.module._freeze_attr  (" in text
     _alias_log.clear()

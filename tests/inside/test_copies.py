@@ -23,10 +23,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from penzai import pz
 
 import sonde
+from flax import nnx
 
 X = jnp.linspace(-1.0, 1.0, 3)
 PATHS = {"in", "out", "one/in", "one/out", "two/in", "two/out"}

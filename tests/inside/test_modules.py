@@ -121,10 +121,15 @@ def test_a_library_is_not_loaded_before_its_user_has_it(tmp_path):
         [sys.executable, program], env=env, capture_output=True, text=True, check=True
     ).stdout.split()
     adapters = {"equinox", "flax_linen", "flax_nnx", "haiku", "keras", "penzai"}
-    assert not {"equinox", "flax", "haiku", "keras", "penzai", *(f"sonde.inside.{name}" for name in adapters)} & set(
-        loaded
-    )
-    folder = Path(sonde.__file__).parent / "inside"
+    assert not {
+        "equinox",
+        "flax",
+        "haiku",
+        "keras",
+        "penzai",
+        *(f"sonde.inside.libraries.{name}" for name in adapters),
+    } & set(loaded)
+    folder = Path(sonde.__file__).parent / "inside" / "libraries"
     assert all(len((folder / f"{name}.py").read_text().splitlines()) < 100 for name in adapters)
 
 
@@ -177,6 +182,7 @@ def test_a_shared_module_of_nnx_has_one_path_before_and_after_a_split():
 
 def test_layers_that_are_stacked_for_a_scan_have_their_path():
     import equinox as eqx
+
     from flax import nnx
 
     class Stack(eqx.Module):

@@ -25,9 +25,9 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx as flax_nnx
 
 import sonde
+from flax import nnx as flax_nnx
 from sonde import linen, nnx
 
 

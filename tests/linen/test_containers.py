@@ -3,13 +3,13 @@
 import copy
 import pickle
 
-import flax
 import flax.linen as flax_nn
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
+import flax
 from sonde import errors
 from sonde import linen as nn
 from sonde.linen import filters, frozen_dict, meta

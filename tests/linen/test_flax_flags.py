@@ -2,12 +2,12 @@
 
 import sys
 
-import flax
 import flax.linen
 import jax
 import jax.numpy as jnp
 import pytest
 
+import flax
 from sonde import linen as nn
 from sonde.linen.flax_flags import frozen
 

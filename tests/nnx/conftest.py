@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 import pytest
-from flax import nnx as flax_nnx
 
+from flax import nnx as flax_nnx
 from sonde import nnx as sonde_nnx
 
 REQUIRED = ("hijax", "ref", "eager_sharding")

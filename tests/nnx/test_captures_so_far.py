@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx as flax_nnx
 
 import sonde
+from flax import nnx as flax_nnx
 from sonde import nnx
 
 X = jnp.float32(1.0)

@@ -14,7 +14,8 @@ from tests.processes import HEAD, run, start
 from sonde import store
 
 HARVEST = """
-from sonde.store import writing, zarr_arrays
+from sonde.store.format import zarr_arrays
+from sonde.store.writing import writer as writing
 
 zarr_arrays.FILE_BYTES = 1 << 12
 W = np.random.default_rng(9).standard_normal((4, 6)).astype(np.float32)

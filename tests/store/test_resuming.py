@@ -34,7 +34,8 @@ import numpy as np
 import jax.numpy as jnp
 import sonde
 from sonde import store
-from sonde.store import writing, zarr_arrays
+from sonde.store.format import zarr_arrays
+from sonde.store.writing import writer as writing
 
 zarr_arrays.FILE_BYTES = 1 << 13  # small files: many commits, and some that are written twice
 writing.SECONDS = 0.01

@@ -53,5 +53,5 @@ def test_options_and_decorators_go_through():
 def test_the_names_are_those_of_flax():
     theirs = {name for name in dir(flax_nnx.compat) if not name.startswith("_") and callable(getattr(nnx, name, None))}
     assert theirs <= set(dir(nnx.compat))
-    with pytest.raises(AttributeError, match="module 'sonde.nnx.flax_names.compat' has no attribute 'nonsense'"):
+    with pytest.raises(AttributeError, match="module 'sonde.nnx.compat' has no attribute 'nonsense'"):
         nnx.compat.nonsense

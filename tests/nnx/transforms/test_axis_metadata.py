@@ -2,8 +2,8 @@
 
 import jax.numpy as jnp
 import pytest
-from flax import nnx as flax_nnx
 
+from flax import nnx as flax_nnx
 from sonde import nnx
 
 

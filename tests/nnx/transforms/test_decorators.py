@@ -4,8 +4,8 @@ import inspect
 
 import jax.numpy as jnp
 import pytest
-from flax import nnx as flax_nnx
 
+from flax import nnx as flax_nnx
 from sonde import nnx
 
 NAMES = ["jit", "grad", "value_and_grad", "vmap", "pmap", "scan", "remat", "shard_map", "custom_vjp", "make_jaxpr"]

@@ -141,7 +141,8 @@ import sys
 import numpy as np
 import sonde
 from sonde import store
-from sonde.store import writing, zarr_arrays
+from sonde.store.format import zarr_arrays
+from sonde.store.writing import writer as writing
 
 zarr_arrays.FILE_BYTES = 1 << 9
 writing.SECONDS = 0.01

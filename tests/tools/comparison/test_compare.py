@@ -51,7 +51,7 @@ def test_in_a_loop_by_iteration_first(around):
         str(found.first)
         == "b, call 0, iteration 2: 3 of 3 elements differ, by up to 1 (0.167 of the largest; 0.197 of the norm)"
     )
-    assert "test_comparison.py:" in found.first.source
+    assert "test_compare.py:" in found.first.source
 
 
 def test_calls_in_program_order():

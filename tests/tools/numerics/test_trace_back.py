@@ -29,7 +29,7 @@ def test_a_dead_relu():
     for run in (jax.grad(loss), jax.jit(jax.grad(loss))):
         found = trace_back(run, is_zero)(jnp.ones(3), jnp.ones((2, 3)))
         assert found.operation == "constant" and found.choice.startswith("-97 > 0 is false, test_a_dead_relu / loss, ")
-        assert "test_tracing_back.py:" in found.source
+        assert "test_trace_back.py:" in found.source
 
 
 def test_a_stopped_gradient_and_an_unused_argument():

@@ -70,6 +70,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "summary": ("modules.tabulate",),
     "tracers": ("structure.trace_states",),
     "transforms": (),
+    "traversals": ("states.traversals",),
     "transforms.autodiff": (
         "transforms.derivatives",
         "transforms.custom_rules",
