@@ -41,6 +41,18 @@ def test_a_stub_lists_only_public_names_and_their_homes(package: types.ModuleTyp
             assert getattr(package, alias.asname) is not None
 
 
+@pytest.mark.parametrize("package", ["sonde", "sonde.nnx", "sonde.tools"])
+def test_dir_lists_every_name_before_it_is_loaded(package: str) -> None:
+    """Completion in a shell reads `dir`; a test that used the names before would see what they left in the package."""
+    script = f"""if True:
+        import {package} as package
+        names = dir(package)
+        print(*set(package.__all__) - set(names), names == sorted(names))
+    """
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"]
+
+
 @pytest.mark.parametrize("name", sorted(MOVED))
 def test_a_moved_module_says_its_new_name(name: str) -> None:
     moved, new = getattr(sonde, name), importlib.import_module(f"sonde.flax.{name}")

@@ -60,6 +60,9 @@ def test_layers_with_named_axes():
         assert {k: tuple(v.names) for k, v in variables["params_axes"].items()} == {
             k: tuple(v.names) for k, v in variables2["params_axes"].items()
         }
+    for package in (ours, theirs):  # one-hot codes of 2.5 would be zeros
+        with pytest.raises(ValueError, match="integers|integer"):
+            package.Embed(num_embeddings=5, features=3, one_hot=True).init(key, jnp.array([2.5, 1.0]))
     variables = ours.LayerNorm().init(key, jnp.ones((2, 3)))  # that of Flax cannot be called
     assert {k: tuple(v.names) for k, v in variables["params_axes"].items()} == {
         "bias_axes": ("embed",),

@@ -171,6 +171,7 @@ def spectral(nn, **options):
         @nn.compact
         def __call__(self, x):
             x = nn.SpectralNorm(nn.Dense(4), n_steps=2)(x, update_stats=True)
+            x = nn.SpectralNorm(nn.Dense(4), epsilon=0.3)(x, update_stats=True)
             return nn.SpectralNorm(nn.Conv(3, (2,)))(x, update_stats=False)
 
     return Model()

@@ -215,6 +215,24 @@ def test_scan_over_inputs_and_outputs():
     check(build, X, jnp.ones((2, 4, 5)), jnp.float32(2.0), grads=True)
 
 
+@pytest.mark.parametrize("leading", [("a", "b"), ("b", "a")])  # by name, a leaf that is broadcast comes first or last
+def test_scan_over_a_tree_in_which_one_leaf_is_broadcast(leading):
+    shared, looped = leading
+
+    def build(nn):
+        class Cell(nn.Module):
+            @nn.compact
+            def __call__(self, carry, tree):
+                carry = nn.Dense(5)(carry) * tree[shared] + tree[looped][0]
+                return carry, carry + tree[looped][1]
+
+        axes = {shared: nn.broadcast, looped: (1, 0)}
+        return nn.scan(Cell, variable_broadcast="params", split_rngs={"params": False}, in_axes=(axes,))()
+
+    rows = jnp.arange(20.0).reshape(4, 5)
+    check(build, X, {shared: jnp.float32(2.0), looped: (jnp.ones((2, 4, 5)), rows)}, grads=True)
+
+
 def test_scan_carries_variables():
     def run(nn):
         class Cell(nn.Module):

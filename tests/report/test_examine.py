@@ -32,6 +32,25 @@ def test_every_face(face):
     np.testing.assert_allclose(report.pictures[0].values[0], HIDDEN, atol=0.02)
 
 
+@pytest.mark.parametrize("where", ["host", "device"])
+@pytest.mark.parametrize("scale", [1e200, 1e-200])
+def test_doubles_beyond_single_precision_are_no_trouble(where, scale, monkeypatch):
+    if where == "device":
+        monkeypatch.setattr("sonde.tools.execution.deferred_reduce.SMALL_IN_LOOPS", 0)
+    with jax.enable_x64(True):
+        report = examine(lambda x: sonde.sow(x * 2, "h"))(jnp.array([1.0, -2.0, 3.0]) * scale)
+    (site,) = report.sites
+    (step,) = site.values
+    assert (site.dtype, step.statistics.nonfinite) == ("float64", 0)
+    np.testing.assert_allclose(step.statistics.max, 6 * scale, rtol=1e-14)
+    np.testing.assert_allclose([step.traits["low"], step.traits["high"]], [-4 * scale, 6 * scale], rtol=1e-14)
+    counts = {name: int(step.traits[name]) for name in ("nan", "plus_inf", "subnormal", "near_one", "near_zero")}
+    is_large = scale > 1
+    expected = {"nan": 0, "plus_inf": 0, "subnormal": 0, "near_one": 3 * is_large, "near_zero": 3 * (not is_large)}
+    assert counts == expected
+    assert not any("float32" in finding.text or finding.severity == "problem" for finding in report.findings)
+
+
 def test_the_program_runs_once_and_its_result_is_kept():
     runs = []
 

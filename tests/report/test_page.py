@@ -13,7 +13,9 @@ from tests.report import pages
 
 import sonde
 from sonde.report import HeatMap, Lines, Text, examine
+from sonde.report.budget import fitting
 from sonde.report.page import page, script_safe
+from sonde.report.pictures import Picture
 from sonde.report.plain_json import plain
 
 VOID = {"meta", "input", "br", "link", "img"}
@@ -152,6 +154,34 @@ def test_pictures_stay_within_their_budget(monkeypatch):
     pictures = report.to_json()["pictures"]
     assert len(pictures) == 12  # each smaller, none lost
     assert sum(len(p["levels"]) for p in pictures) <= 100_000 * 4 / 3 + 12 * 4
+
+
+def drawing(kind, *shape):
+    return Picture("h", "", kind, 0, (), np.zeros(shape, np.uint8), 0.0, 1.0, shape)
+
+
+def test_a_matrix_gives_way_to_everything_else_and_order_stays():
+    matrix, line, maps = drawing("matrix", 1, 8, 8), drawing("attention", 1, 1, 1, 64), drawing("features", 1, 4, 4, 2)
+    assert fitting([matrix, line], 128) == [matrix, line]
+    assert fitting([matrix, line], 127) == [line]
+    assert fitting([matrix, line], 64) == [line]  # it is not cut: without the matrix it fits
+    assert fitting([matrix], 63) == []
+    assert fitting([matrix, line, maps, matrix], 64 + 64 + 32) == [matrix, line, maps]
+    # A matrix that does not fit leaves its room to a smaller one after it.
+    assert fitting([drawing("matrix", 1, 99, 9), line, matrix], 128) == [line, matrix]
+    (cut,) = fitting([drawing("attention", 1, 1, 1, 100), matrix], 40)
+    assert cut.levels.shape == (1, 1, 1, 32)
+
+
+def test_what_is_cut_first_is_examples_then_positions_then_heads():
+    maps = drawing("attention", 3, 32, 64, 64)
+    shapes = []
+    for budget in (3 * 32 * 64 * 64 - 1, 32 * 64 * 64 - 1, 32 * 32 * 32 - 1, 16 * 32 * 32 - 1, 8 * 32 * 32 - 1):
+        (cut,) = fitting([maps], budget)
+        shapes.append(cut.levels.shape)
+    assert shapes == [(1, 32, 64, 64), (1, 32, 32, 32), (1, 16, 32, 32), (1, 8, 32, 32), (1, 4, 16, 16)]
+    (channels,) = fitting([drawing("features", 1, 8, 8, 12)], 8 * 8 * 12 - 1)
+    assert channels.levels.shape == (1, 8, 8, 6)
 
 
 def test_json_says_what_the_numbers_are():

@@ -43,7 +43,7 @@ from sonde.tools.execution.deferred_reduce import KeepingSmall
 from sonde.tools.execution.host_transfer import to_host
 from sonde.tools.numerics.array_statistics import moments_of_parts, moments_of_rows
 from sonde.tools.numerics.events import WHEN, Watching, first_bad, when_it_was
-from sonde.tools.numerics.exponents import HostRows
+from sonde.tools.numerics.exponents import HostRows, float_type
 
 _NUMBERS = 6  # how many leaves `numbers_of` has; they come first, as `Watching` wants them
 
@@ -58,9 +58,10 @@ def _numbers(traits: list[dict[str, Any]], size: int, lead: tuple[int, ...] = ()
     """What `tools.events.numbers_of` returns, except that -Inf does not count as bad: masks are made of it."""
     found = [t for t in traits if t]
     nans, infs = (sum((t[name] for t in found), xp.zeros(lead, np.int32)) for name in ("nan", "plus_inf"))
-    low, high = xp.full(lead, np.inf, np.float32), xp.full(lead, -np.inf, np.float32)
+    dtype = float_type(*(t["low"].dtype for t in found))
+    low, high = xp.full(lead, np.inf, dtype), xp.full(lead, -np.inf, dtype)
     for t in found:
-        low, high = xp.minimum(low, t["low"].astype(low.dtype)), xp.maximum(high, t["high"].astype(high.dtype))
+        low, high = xp.minimum(low, t["low"].astype(dtype)), xp.maximum(high, t["high"].astype(dtype))
     return [nans, infs, low, high, xp.full(lead, size, np.int32), xp.zeros((0,), np.int32)]
 
 

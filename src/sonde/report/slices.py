@@ -19,6 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde.tools.numerics.exponents import float_type
+
 Kind = Literal["attention", "features", "matrix"]
 MISSING = 255
 """The level of numbers that are not finite."""
@@ -120,12 +122,12 @@ def _has_numbers(array: Any) -> bool:
 
 
 def _levels(x: Any, xp: Any = jnp) -> dict[str, Any]:
-    x = x.astype(np.float32)
+    x = x.astype(float_type(x.dtype))
     ok = xp.isfinite(x)
     low = xp.min(xp.where(ok, x, np.inf))
     high = xp.max(xp.where(ok, x, -np.inf))
     # Halves, so that the width of a range up to the largest float does not overflow.
-    width = xp.maximum(high / 2 - low / 2, np.finfo(np.float32).tiny)
+    width = xp.maximum(high / 2 - low / 2, np.finfo(x.dtype).tiny)
     level = xp.clip(xp.round((x / 2 - low / 2) / width * (MISSING - 1)), 0, MISSING - 1)
     return {"levels": xp.where(ok, level, MISSING).astype(np.uint8), "low": low, "high": high}
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde.core import arrays_in
-from sonde.tools.numerics.exponents import Exponents, HostRows
+from sonde.tools.numerics.exponents import Exponents, HostRows, float_type
 
 NEARLY_ONE = 0.99
 """The magnitude above which the output of a squashing function counts as saturated."""
@@ -104,7 +104,7 @@ def _traits(array: Any, lead: int, xp: Any) -> dict[str, Any]:
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         array = xp.abs(array)
     tiny = float(jnp.finfo(array.dtype).tiny)
-    x = array.astype(np.float64 if array.dtype == np.float64 else np.float32)
+    x = array.astype(float_type(array.dtype))
     size = xp.abs(x)
     finite = xp.isfinite(x)
     counted = {

@@ -135,6 +135,8 @@ def test_axes_of_two_rows_are_found_in_each_other_if_there_is_one_way():
     assert common_axes([THREE], [TWO, THREE]) == ([TWO, THREE], [False, True], [True, True])
     assert common_axes([TWO, THREE], []) == ([TWO, THREE], [True, True], [False, False])
     assert common_axes([TWO, TWO], [TWO]) is None  # two ways
+    assert common_axes([TWO, TWO, TWO], [TWO, TWO]) is None  # three
+    assert common_axes([TWO, TWO], [TWO, TWO, TWO]) is None
     assert common_axes([TWO, THREE], [THREE, TWO]) is None  # none
     assert common_axes([scan, TWO], [TWO]) == ([scan, TWO], [True, True], [False, True])
 

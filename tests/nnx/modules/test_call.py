@@ -1,7 +1,12 @@
 """Methods of a model that is given as (GraphDef, State)."""
 
+import copy
+
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from sonde import nnx
 
 
 def test_call(same):
@@ -21,3 +26,11 @@ def test_call(same):
         return out, nnx.merge(*pure).n, nnx.call(nested).a(5)[0], nnx.call(nnx.split(nnx.Dict(a=Counter())))["a"](1)[0]
 
     same(use)
+
+
+def test_protocols_of_python_are_no_methods_of_the_model():
+    caller = nnx.call(nnx.split(nnx.Dict(a=nnx.Linear(2, 3, rngs=nnx.Rngs(0)))))
+    copied = copy.copy(caller.a)
+    assert type(copied) is type(caller)
+    np.testing.assert_array_equal(copied(jnp.ones(2))[0], caller.a(jnp.ones(2))[0])
+    assert not hasattr(caller, "__array__") and not hasattr(caller, "__jax_array__")

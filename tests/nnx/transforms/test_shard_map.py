@@ -60,3 +60,11 @@ def test_shards_are_what_jax_gives():
 def test_specs_that_do_not_fit():
     with pytest.raises(ValueError, match="The in_specs of nnx.shard_map"):
         nnx.shard_map(lambda x: x, mesh=mesh(), in_specs=(P(), P()), out_specs=P())(jnp.ones(2))
+
+
+@pytest.mark.parametrize("option", ["in_specs", "out_specs"])
+@pytest.mark.parametrize("mode", [{"graph": False}, {"graph_updates": False}])
+def test_filters_need_graph_updates(option, mode):
+    specs = {"in_specs": (P(),), "out_specs": P(), option: (nnx.StateSharding({...: P()}),)}
+    with pytest.raises(ValueError, match=f"nnx.shard_map: `{option}` cannot contain `StateSharding` objects"):
+        nnx.shard_map(lambda x: x, mesh=mesh(), **specs, **mode)

@@ -126,6 +126,21 @@ def test_a_scanned_site_is_one_array_per_layer(tmp_path):
         np.testing.assert_allclose(kept[f"resid[{i}]"][:], row, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("loops", [0, 1])
+def test_a_mapped_axis_is_part_of_the_rows_and_an_iteration_is_not(tmp_path, loops):
+    def one(x):
+        if not loops:
+            return sonde.sow(jnp.sin(x), "h")
+        return jax.lax.scan(lambda c, i: (c, sonde.sow(jnp.sin(c * i), "h")), x, jnp.arange(1.0, 3.0))[1]
+
+    kept = harvest(jax.vmap(one), XS, tmp_path)
+    rows = np.concatenate(XS)
+    expected = {"h": np.sin(rows)} if not loops else {f"h[{i}]": np.sin(rows * (i + 1)) for i in range(2)}
+    assert {name: kept[name].shape for name in kept} == dict.fromkeys(expected, (20, 3))
+    for name in expected:
+        np.testing.assert_allclose(kept[name][:], expected[name], rtol=1e-4, atol=1e-5)
+
+
 def test_calls_and_parts_of_pytrees_are_arrays_of_their_own(tmp_path):
     def f(x):
         for scale in (1, 2):

@@ -121,6 +121,35 @@ def test_plain_data_and_table():
     assert repr(summary).startswith("20 rows\n  [c]  0  value  float32[2]  1  0  1  1  1.41  0  0  0")
 
 
+DOUBLES = {
+    "large": np.array([[1e200, -3e200, 0.0], [5e200, 1e-200, 0.0]]),
+    "small": np.array([[1e-200, -3e-200, 0.0], [5e-200, 1e-210, 0.0]]),
+    "near one another": 1 + 1e-12 * np.arange(6.0).reshape(2, 3),
+    "with an infinity": np.array([[1e200, -3e200, np.inf], [5e200, np.nan, 0.0]]),
+}
+
+
+@pytest.mark.parametrize("numbers", DOUBLES.values(), ids=list(DOUBLES))
+@pytest.mark.parametrize("where", ["host", "device", "mapped", "loop"])
+def test_doubles_beyond_single_precision(numbers, where, monkeypatch):
+    if where != "host":
+        monkeypatch.setattr("sonde.tools.execution.deferred_reduce.SMALL_IN_LOOPS", 0)
+    f = lambda x: sow(x, "h")
+    program = {"mapped": jax.vmap(f), "loop": lambda x: lax.scan(lambda c, x: (c, f(x)), 0, x)[1]}.get(where, f)
+    with jax.enable_x64(True):
+        rows = summarize(jax.jit(program))(jnp.asarray(numbers))
+    parts = list(numbers) if where == "loop" else [numbers]
+    assert [row.dtype for row in rows] == ["float64"] * len(parts)
+    for row, part in zip(rows, parts):
+        s, finite = row.statistics, part[np.isfinite(part)]
+        scale = max(abs(finite).max(), np.finfo(float).tiny)  # squares of these leave even the range of doubles
+        expected = [finite.mean(), finite.min(), finite.max(), scale * np.linalg.norm(finite / scale)]
+        np.testing.assert_allclose([s.mean, s.min, s.max, s.norm], expected, rtol=1e-12, atol=0)
+        np.testing.assert_allclose(s.std, scale * (finite / scale).std(), rtol=1e-2, atol=0)
+        assert (s.zeros, s.nonfinite) == ((part == 0).sum(), part.size - finite.size)
+        assert s.histogram.sum() == finite.size and s.histogram[len(EDGES) // 2 - 1] == (abs(finite) < 2.0**-20).sum()
+
+
 def test_arrays_whose_types_say_how_they_are_sharded():
     mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Explicit,))
     with jax.set_mesh(mesh):

@@ -23,7 +23,7 @@ import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
 from sonde.core import arrays_in
-from sonde.tools.numerics.exponents import Exponents, HostRows
+from sonde.tools.numerics.exponents import Exponents, HostRows, float_type
 
 _MOST = 20
 _POWERS = 2.0 ** np.arange(-_MOST, _MOST + 1)
@@ -92,8 +92,7 @@ def moments(array: Any, names: Collection[str] = NAMES, *, often: bool = False) 
         return {}
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         array = jnp.abs(array)
-    wide = array.dtype == jnp.float64
-    x = array.astype(jnp.float64 if wide else jnp.float32)
+    x = array.astype(float_type(array.dtype))
     if not often:
         return _carefully(x, names)
     # The sum of squares is in this range only if every element is finite and no square has left the range of the dtype.
@@ -164,7 +163,10 @@ def _carefully(x: Any, names: Collection[str], lead: int = 0, xp: Any = jnp) -> 
     # which is exact. The host divides by it, in double precision.
     axes = tuple(range(lead, x.ndim))
     peak = xp.max(xp.abs(xp.where(ok, x, 0)), axes, initial=0)
-    scale = xp.where(peak > 2.0**40, 2.0**-80, xp.where(peak < 2.0**-40, 2.0**80, 1.0)).astype(x.dtype)
+    scale = xp.where(peak > 2.0**40, 2.0**-80, xp.where(peak < 2.0**-40, 2.0**80, 1.0))
+    if x.dtype == np.float64:  # whose exponents go eight times as far
+        scale = xp.where(peak > 2.0**400, 2.0**-700, xp.where(peak < 2.0**-400, 2.0**700, scale))
+    scale = scale.astype(x.dtype)
     return _made(x, names, ok, scale, lead, xp)
 
 
@@ -281,17 +283,18 @@ def described(
         found["nonfinite"] = int(size - total)
         if "mean" in parts:
             means = several("mean") / several("scale")
-            mean = float((means * finite).sum() / total) if total else float("nan")
+            mean = float((means * (finite / max(total, 1))).sum()) if total else float("nan")
             found["mean"] = mean
             if "deviation" in parts:
-                around = ((several("deviation") / several("scale")) ** 2).sum() + (finite * (means - mean) ** 2).sum()
-                found["std"] = float(np.sqrt(around / total)) if total else float("nan")
+                within, between = several("deviation") / several("scale"), np.sqrt(finite) * (means - mean)
+                around = _root_of_squares(np.concatenate([within, between]))
+                found["std"] = around / math.sqrt(total) if total else float("nan")
     if "low" in parts:
         found["min"] = _or_nan(several("low").min(initial=np.inf))
     if "high" in parts:
         found["max"] = _or_nan(several("high").max(initial=-np.inf))
     if "norm" in parts:
-        found["norm"] = float(np.sqrt(((several("norm") / several("scale")) ** 2).sum()))
+        found["norm"] = _root_of_squares(several("norm") / several("scale"))
     if "zeros" in parts:
         found["zeros"] = int(several("zeros").sum())
     if "alive" in parts:
@@ -300,6 +303,12 @@ def described(
     if "histogram" in parts:
         found["histogram"] = several("histogram").sum(axis=0)
     return Statistics(**found)
+
+
+def _root_of_squares(numbers: np.ndarray) -> float:
+    """The norm of a row, even if the squares leave the range of doubles."""
+    peak = float(np.abs(numbers).max(initial=0))
+    return peak * math.sqrt(float(np.square(numbers / peak).sum())) if peak and math.isfinite(peak) else peak
 
 
 def _of_one(parts: Mapping[str, np.ndarray]) -> Statistics:

@@ -32,6 +32,7 @@ from sonde.core import (
 )
 from sonde.tools.execution.host_transfer import to_host
 from sonde.tools.execution.program_order import ProgramOrder, numbered_calls
+from sonde.tools.numerics.exponents import float_type
 
 # The leaves that `numbers_of` returns. `Watching` fills in the last, an array whose last axis has: whether the site
 # ran, its line, its token, and the number of the iteration of every surrounding loop.
@@ -43,14 +44,15 @@ def numbers_of(value: Any) -> list[Any]:
     """How many NaNs and Infs, the finite range, the size, and room for when the site ran."""
     leaves = [x for x in jax.tree.leaves(value) if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)]
     nans, infs = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
-    low, high = jnp.full((), jnp.inf, jnp.float32), jnp.full((), -jnp.inf, jnp.float32)
+    dtype = float_type(*(x.dtype for x in leaves))
+    low, high = jnp.full((), jnp.inf, dtype), jnp.full((), -jnp.inf, dtype)
     for x in leaves:
         size = jnp.abs(x) if jnp.issubdtype(x.dtype, jnp.complexfloating) else x
         finite = jnp.isfinite(size)
         nans += jnp.sum(jnp.isnan(size), dtype=jnp.int32)
         infs += jnp.sum(jnp.isinf(size), dtype=jnp.int32)
-        low = jnp.minimum(low, jnp.min(jnp.where(finite, size, jnp.inf), initial=jnp.inf).astype(jnp.float32))
-        high = jnp.maximum(high, jnp.max(jnp.where(finite, size, -jnp.inf), initial=-jnp.inf).astype(jnp.float32))
+        low = jnp.minimum(low, jnp.min(jnp.where(finite, size, jnp.inf), initial=jnp.inf).astype(dtype))
+        high = jnp.maximum(high, jnp.max(jnp.where(finite, size, -jnp.inf), initial=-jnp.inf).astype(dtype))
     size = jnp.asarray(sum(x.size for x in leaves), jnp.int32)
     return [nans, infs, low, high, size, jnp.zeros((0,), jnp.int32)]
 

@@ -16,6 +16,11 @@ from typing import Any
 import numpy as np
 
 
+def float_type(*dtypes: Any) -> np.dtype:
+    """The type in which statistics of arrays of these types are computed: double precision if one of them has it."""
+    return np.dtype(np.float64 if {np.dtype(np.float64), np.dtype(np.complex128)} & set(dtypes) else np.float32)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Exponents:
     """How many numbers of a row have each sign and exponent.
@@ -83,7 +88,7 @@ class HostRows:
         """The rows of an array with some axes of loops and examples in front."""
         if np.issubdtype(array.dtype, np.complexfloating):
             array = np.abs(array)
-        x = array.astype(np.float64 if array.dtype == np.float64 else np.float32, order="C", copy=False)
+        x = array.astype(float_type(array.dtype), order="C", copy=False)
         front, shape = x.shape[:lead], x.shape[lead:]
         rows = x.reshape(math.prod(front), math.prod(shape))
         return cls(rows, front, shape, tuple(map(Exponents.of, rows)) if x.size else ())
