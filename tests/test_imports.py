@@ -52,8 +52,8 @@ def test_import_loads_jax_and_little_else() -> None:
     assert not with_sonde & heavy
     later = {name for name in with_capture - with_sonde if name.startswith("sonde") and "sonde.why" not in name}
     displays = {f"sonde.core.records.{name}" for name in ("display", "glance", "tree_view")}
-    searches = ("numerics", "numerics.events", "numerics.nonfinite", "execution", "execution.host_transfer")
-    tools = {f"sonde.tools.{name}" for name in (*searches, "execution.program_order")}
+    searches = ("numerics", "numerics.events", "numerics.exponents", "numerics.nonfinite", "execution")
+    tools = {f"sonde.tools.{name}" for name in (*searches, "execution.host_transfer", "execution.program_order")}
     assert later <= displays | {"sonde.tools", *tools}
 
 
