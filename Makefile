@@ -41,7 +41,7 @@ examples-models: setup  ## The examples on SmolLM2, a pretrained model, with pic
 # Types take half a minute on one core, so the checks run beside the tests; what they say comes at the end.
 test: setup  ## Lint, types, layers, and every test that is not marked thorough or browser; SLOWEST=0 times all
 	@$(MAKE) --no-print-directory check > $(VENV)/check.txt 2>&1 & checks=$$!; \
-	export COMPILE=$(COMPILE); $(PYTEST) -n $(JOBS) --dist worksteal \
+	export COMPILE=$(COMPILE) $(if $(ROTATION),ROTATION=$(ROTATION)); $(PYTEST) -n $(JOBS) --dist worksteal \
 	  -m 'not thorough and not browser and not transformers' -q --durations=$(SLOWEST); tests=$$?; \
 	wait $$checks; checked=$$?; cat $(VENV)/check.txt; exit $$((tests + checked))
 

@@ -79,6 +79,9 @@ def _reuse_lowering_contexts(programs: int = 10) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    from tests.rotation import rotation
+
+    rotation()  # the processes that this one starts inherit it
     if config.getoption("numprocesses", None):  # the process that hands out tests runs none
         return
     _write_whole_programs()
@@ -121,10 +124,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     If n has no factor in common with the numbers of values, those that run have every value of each parameter.
     """
+    from tests.rotation import leaves_out
+
     seen: Counter[str] = Counter()
     for item in items:
         if (mark := item.get_closest_marker("every")) is not None:
             name = item.nodeid.partition("[")[0]
-            if seen[name] % mark.args[0]:
+            if leaves_out(seen[name], mark.args[0]):
                 item.add_marker(pytest.mark.thorough)
             seen[name] += 1
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says how to run the same cases again, if some failed: another commit would choose others."""
+    if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
+        from tests.rotation import rotation
+
+        terminalreporter.write_line(f"ROTATION={rotation()} chooses the same cases of tests marked `every` again")
