@@ -388,3 +388,49 @@ def test_inside_on_the_command_line(write, sonde) -> None:
     assert paths("--inside", "plain.py:net", "--sites", "layers/*/out") == ["layers/0/out", "layers/1/out"]
     for name in ("plain.py:nothing", "no.such"):
         assert f"inside='{name}'" in sonde.error("sites", "plain.py:make", "--inside", name)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# summarize, trace-back, and what is printed
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_summarize(write, sonde) -> None:
+    write()
+    text = sonde.ok("summarize", "model:make", "--grads", "--sites", "layer*/out")
+    assert "2 sites" in text and "layer1/out" in text and "loss" not in text
+    rows = sonde.json("summarize", "model:make")["rows"]
+    assert [row["path"] for row in rows] == ["layer0/out", "layer1/out", "loss"] and rows[2]["mean"] > 0
+    write(DEAD.replace("sonde.sow", "(lambda x, name: x)"), "unmarked.py")
+    assert "--inside unmarked.py:make" in sonde.error("summarize", "unmarked.py:make")
+
+
+@pytest.mark.parametrize(
+    ("condition", "operation"), [("> 2", "mul"), ("abs>=2.2e0", "mul"), ("negative", None), ("== 2.25", "mul")]
+)
+def test_trace_back(write, sonde, condition, operation) -> None:
+    write("import jax.numpy as jnp\ndef f(x):\n    y = x * 1.5\n    return y * 1.5\nexample_inputs = (jnp.ones(2),)\n")
+    code = 1 if operation else 0
+    found = sonde.json("trace-back", "model.py:f", "--where", condition, code=code)
+    assert found["found"] == bool(operation) and (found["origin"] or {}).get("operation") == operation
+    text = sonde.ok("trace-back", "model.py:f", "--where", condition, code=code)
+    assert ("mul of" in text) == bool(operation)
+
+
+def test_a_condition_that_is_none(write, sonde) -> None:
+    write()
+    assert "--where 'big' is not a condition" in sonde.error("trace-back", "model:make", "--where", "big")
+
+
+def test_quiet_keeps_stdout_for_results(write, sonde) -> None:
+    write("print('noise')\nimport sonde\ndef f(): return (lambda x: sonde.sow(x, 'h')), (1.0,)\n")
+    assert "noise" in sonde.ok("sites", "model.py:f")
+    write("print('noise')\nimport sonde\ndef f(): return (lambda x: sonde.sow(x, 'h')), (1.0,)\n", "other.py")
+    result = sonde("--quiet", "sites", "other.py:f")
+    assert "noise" not in result.stdout and "noise" in result.stderr
+
+
+def test_a_report_without_a_page(write, sonde, folder) -> None:
+    write()
+    assert "page:" not in sonde.ok("report", "model:make", "--no-page")
+    assert not (folder / "report.html").exists()

@@ -171,3 +171,51 @@ def test_a_maker_that_fails(write, sonde) -> None:
 def test_not_callable(write, sonde) -> None:
     write("width = 3\n")
     assert "model:width is a int. A target is a function, a model, or" in sonde.error("report", "model:width")
+
+
+ARGUMENTS = """
+import sonde
+def f(x, y=2.0): return sonde.sow(x * y, "h")
+def whole(*args, **kwargs): return sonde.sow(args[0], "h")
+size = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "type_of_h"),
+    [
+        ("f", "jnp.ones((size, 2))", "float32[3,2]"),
+        ("f", "jnp.ones(2), 1.0", "float32[2]"),
+        ("f", "y=jnp.ones(4), x=np.float32(1)", "float32[4]"),
+        ("f", "(jnp.float32(1))  # one", "float32[]"),
+        ("whole", "*[jnp.ones(5)]", "float32[5]"),
+    ],
+)
+def test_arguments_that_are_typed(write, sonde, name, typed, type_of_h) -> None:
+    write(ARGUMENTS)
+    assert type_of_h in sonde.ok("sites", f"model.py:{name}", "--args", typed)
+
+
+@pytest.mark.parametrize(
+    ("typed", "text"),
+    [
+        (
+            "1.0, 2.0, 3.0",
+            "model.py:f cannot be called with --args '1.0, 2.0, 3.0': too many positional arguments. It is f",
+        ),
+        ("z=1", "model.py:f cannot be called with --args 'z=1'"),
+        ("nothing", "NameError: name 'nothing' is not defined"),
+        ("1.0,,", "SyntaxError: invalid syntax"),
+    ],
+)
+def test_arguments_that_do_not_fit(write, sonde, typed, text) -> None:
+    write(ARGUMENTS)
+    assert text in sonde.error("sites", "model.py:f", "--args", typed)
+
+
+def test_arrays_of_a_file_replace_arguments_that_are_typed(write, sonde, folder) -> None:
+    import numpy as np
+
+    write(ARGUMENTS)
+    np.savez(folder / "y.npz", y=np.ones(7, np.float32))
+    assert "float32[7]" in sonde.ok("sites", "model.py:f", "--args", "1.0", "--input", "y.npz")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command("compare", epilog=TEXT)
 @click.argument("first")
 @click.argument("second")
-@options.together(options.input_file, options.grads, options.sites, options.inside)
+@options.together(*options.inputs, options.grads, options.sites, options.inside)
 @click.option(
     "--rtol",
     type=click.FloatRange(min=0),
@@ -46,6 +46,7 @@ def compare(
     first: str,
     second: str,
     input_file: str | None,
+    call_arguments: str | None,
     grads: bool,
     patterns: tuple[str, ...],
     inside: tuple[str, ...],
@@ -63,7 +64,6 @@ def compare(
 
     Both are targets, module:name or file.py:name; `sonde --help` explains what the name may be.
     """
-    from sonde.cli.inputs import read_arrays
     from sonde.cli.target import Target, program_at
     from sonde.cli.user_program import running
     from sonde.tools import compare as compare_programs
@@ -71,9 +71,8 @@ def compare(
 
     asked = inside or None
     with quiet_stdout(as_json):
-        arrays = read_arrays(input_file) if input_file else None
-        one = program_at(first, arrays)
-        other = program_at(second, arrays, instead=one)
+        one = program_at(first, input_file, call_arguments)
+        other = program_at(second, input_file, call_arguments, instead=one)
         both = Target(f"{first} or {second}", one.f, (), {})
         with (
             running(both, show_traceback=show_traceback, usable=(NothingComparedError,)),

@@ -31,7 +31,7 @@ def explain(name: str | None) -> None:
     if name is None:
         for kind in _kinds().values():
             if errors.SondeError in kind.__bases__:
-                click.echo(f"{kind.__name__:20} {(kind.__doc__ or '').partition('.')[0]}.")
+                click.echo(f"{kind.__name__:20} {(kind.__doc__ or '').splitlines()[0]}")
         return
     kind = _kind_named(name)
     text = page_of(kind)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command("nonfinite", epilog=TEXT)
-@options.together(options.target, options.input_file, options.inside)
+@options.together(options.target, *options.inputs, options.inside)
 @click.option(
     "--context",
     "before",
@@ -32,6 +32,7 @@ def nonfinite(
     context: click.Context,
     target: str,
     input_file: str | None,
+    call_arguments: str | None,
     inside: tuple[str, ...],
     before: int,
     as_json: bool,
@@ -47,14 +48,13 @@ def nonfinite(
     from rich.text import Text
 
     import sonde
-    from sonde.cli.inputs import read_arrays
     from sonde.cli.target import program_at
     from sonde.cli.user_program import running
     from sonde.report.plain_json import plain
 
     asked = inside or None
     with quiet_stdout(as_json):
-        program = program_at(target, read_arrays(input_file) if input_file else None)
+        program = program_at(target, input_file, call_arguments)
         with running(program, show_traceback=show_traceback), busy("running the program"):
             found = sonde.first_nonfinite(program.f, context=before, inside=asked, discarded=True)(
                 *program.args, **program.kwargs

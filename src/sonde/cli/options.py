@@ -16,6 +16,15 @@ input_file = click.option(
     help="An .npz file with the arguments: arrays named like the parameters, or arg0, arg1, ...",
 )
 
+call_arguments = click.option(
+    "--args",
+    "call_arguments",
+    metavar="EXPRESSION",
+    help="The arguments, as Python: 'jnp.ones((4, 3)), 0.1'. It may use names of the module, jax, jnp and np.",
+)
+
+inputs = input_file, call_arguments
+
 sites = click.option(
     "--sites",
     "patterns",

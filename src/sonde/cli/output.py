@@ -74,11 +74,12 @@ def busy(what: str) -> Iterator[Say]:
 
 @contextlib.contextmanager
 def quiet_stdout(as_json: bool) -> Iterator[None]:
-    """While the user's program runs, redirects its output to stderr if stdout is for JSON.
+    """While the user's program runs, redirects its output to stderr if stdout is for JSON, or with `sonde --quiet`.
 
     This includes the output of child processes and C libraries, which do not use `sys.stdout`.
     """
-    if not as_json:
+    context = click.get_current_context(silent=True)
+    if not as_json and (context is None or not context.find_root().params.get("quiet")):
         yield
         return
     sys.stdout.flush()

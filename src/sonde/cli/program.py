@@ -14,12 +14,15 @@ from sonde.cli.demo import demo
 from sonde.cli.exit_codes import TEXT, Unusable
 from sonde.cli.explain import explain
 from sonde.cli.harvest import harvest
+from sonde.cli.mcp import mcp
 from sonde.cli.nonfinite import nonfinite
 from sonde.cli.repair import repair
 from sonde.cli.report import report
 from sonde.cli.run import run
 from sonde.cli.sites import sites
 from sonde.cli.store import store_commands
+from sonde.cli.summarize import summarize
+from sonde.cli.trace_back import trace_back
 
 HELP = """See inside a JAX program.
 
@@ -28,6 +31,7 @@ A TARGET is module:name or path/to/file.py:name. The name may refer to
   - a function that needs no arguments and returns (f, args) or (f, args, kwargs)
   - a tuple of that form
   - a function or model; its arguments come from
+      --args EXPRESSION Python, as in --args 'jnp.ones((4, 3)), 0.1'
       --input FILE      an .npz file: arrays named like the parameters, or arg0, arg1, ...
       example_inputs    an attribute of the function, or a name in its module:
                         a tuple of arguments, a dict of keyword arguments, one argument,
@@ -36,7 +40,7 @@ Modules are also imported from the current directory. For example
 
 \b
   sonde sites model.py:make_program
-  sonde report model.py:loss --input batch.npz --grads --out report.html
+  sonde report model.py:loss --inside model.py:loss --args 'jnp.ones((4, 3))'
 """
 
 
@@ -52,10 +56,25 @@ class _Commands(click.Group):
 
 @click.group("sonde", cls=_Commands, help=HELP, epilog=TEXT, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="sonde %(version)s")
-def sonde_command() -> None:
+@click.option("--quiet", is_flag=True, help="Keep stdout for the results: what the program prints goes to stderr.")
+def sonde_command(quiet: bool) -> None:
     """See `HELP`."""
 
 
-for command in (run, report, sites, nonfinite, compare, harvest, store_commands, explain, check_move, demo):
+_COMMANDS = (
+    run,
+    report,
+    sites,
+    summarize,
+    nonfinite,
+    trace_back,
+    compare,
+    harvest,
+    store_commands,
+    explain,
+    check_move,
+)
+_COMMANDS += (mcp, demo)
+for command in _COMMANDS:
     sonde_command.add_command(command)
 store_commands.add_command(repair)

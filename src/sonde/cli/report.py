@@ -15,8 +15,9 @@ LEVELS = ("problem", "warning", "note")
 
 
 @click.command("report", epilog=TEXT)
-@options.together(options.target, options.input_file, options.grads, options.sites, options.inside)
+@options.together(options.target, *options.inputs, options.grads, options.sites, options.inside)
 @click.option("--out", metavar="FILE", help=f"File of the page; {PAGE} by default, and none with --json.")
+@click.option("--no-page", is_flag=True, help="Write no page.")
 @click.option(
     "--tokens",
     "token_file",
@@ -37,10 +38,12 @@ def report(
     context: click.Context,
     target: str,
     input_file: str | None,
+    call_arguments: str | None,
     grads: bool,
     patterns: tuple[str, ...],
     inside: tuple[str, ...],
     out: str | None,
+    no_page: bool,
     token_file: str | None,
     title: str | None,
     fail_on: str,
@@ -54,17 +57,17 @@ def report(
 
     TARGET is module:name or file.py:name; `sonde --help` explains what the name may be.
     """
-    from sonde.cli.inputs import read_arrays, read_tokens
+    from sonde.cli.inputs import read_tokens
     from sonde.cli.page_file import check_writable, write_page
     from sonde.cli.target import program_at
     from sonde.cli.user_program import no_sites, running
     from sonde.report import examine
 
-    page = None if as_json and out is None else check_writable(out or PAGE)
+    page = None if no_page or (as_json and out is None) else check_writable(out or PAGE)
     asked = inside or None
     tokens = read_tokens(token_file) if token_file else None
     with quiet_stdout(as_json):
-        program = program_at(target, read_arrays(input_file) if input_file else None)
+        program = program_at(target, input_file, call_arguments)
         with running(program, show_traceback=show_traceback, reports=True), busy("running the program") as say:
             options = {"grads": grads, "inside": asked, "title": title or target, "tokens": tokens}
             look = examine(program.f, *patterns, progress=say, **options)

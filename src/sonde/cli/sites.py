@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 
 @click.command("sites", epilog=TEXT)
-@options.together(options.target, options.input_file, options.grads, options.sites, options.inside)
+@options.together(options.target, *options.inputs, options.grads, options.sites, options.inside)
 @options.together(options.as_json, options.show_traceback)
 def sites(
     target: str,
     input_file: str | None,
+    call_arguments: str | None,
     grads: bool,
     patterns: tuple[str, ...],
     inside: tuple[str, ...],
@@ -33,13 +34,12 @@ def sites(
     TARGET is module:name or file.py:name; `sonde --help` explains what the name may be.
     """
     import sonde
-    from sonde.cli.inputs import read_arrays
     from sonde.cli.target import program_at
     from sonde.cli.user_program import no_sites, running
 
     asked = inside or None
     with quiet_stdout(as_json):
-        program = program_at(target, read_arrays(input_file) if input_file else None)
+        program = program_at(target, input_file, call_arguments)
         with running(program, show_traceback=show_traceback), busy("tracing the program"):
             found = sonde.sites(program.f, *patterns, grads=grads, inside=asked)(*program.args, **program.kwargs)
     if not found.paths:

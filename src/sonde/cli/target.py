@@ -9,7 +9,8 @@ directory and, for a file, from its own folder. The name may refer to
 
 If there are no arguments yet, they come from `example_inputs`: an attribute of the callable, or a name in the module.
 It is a tuple of arguments, a dict of keyword arguments, a single argument, or a function that returns one of these.
-Arrays from an input file always replace arguments of the same name.
+Arguments that were typed (`--args`) take their place; arrays from an input file always replace arguments of the same
+name.
 
 All of this runs before the program does: any error is `Unusable`.
 """
@@ -28,8 +29,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from sonde.cli.exit_codes import Unusable
-from sonde.cli.inputs import Arrays, with_arrays
+from sonde.cli.inputs import read_arrays, with_arrays
 from sonde.report.failure import failure
 
 EXAMPLES = "example_inputs"
@@ -53,20 +58,29 @@ class Target:
     kwargs: dict[str, Any]
 
 
-def program_at(target: str, arrays: Arrays | None = None, *, instead: Target | None = None) -> Target:
+def program_at(
+    target: str,
+    input_file: str | None = None,
+    call_arguments: str | None = None,
+    *,
+    instead: Target | None = None,
+) -> Target:
     """The program that a target names.
 
     Args:
         target: The text that was typed.
-        arrays: The arrays of an input file; they replace arguments.
+        input_file: A file of arrays, which replace arguments.
+        call_arguments: The arguments as an expression of Python.
         instead: A program whose arguments are used if the target has none.
     """
+    arrays = None if input_file is None else read_arrays(input_file)
+    has_inputs = arrays is not None or call_arguments is not None
     module, name = _module_of(target)
     thing = _attribute(module, name, target)
     args, kwargs = None, {}
     if _is_call(thing):
         thing, args, kwargs = _taken_apart(thing)
-    elif _is_maker(thing, arrays):
+    elif _is_maker(thing, has_inputs=has_inputs):
         made = _made(thing, target)
         if _is_call(made):
             thing, args, kwargs = _taken_apart(made)
@@ -76,20 +90,24 @@ def program_at(target: str, arrays: Arrays | None = None, *, instead: Target | N
             raise Unusable(
                 f"{target} needs no arguments, so it was called to make a program, but it returned {_kind(made)}. It "
                 f"should return (f, args) or (f, args, kwargs). If it is the program itself, give it inputs: "
-                f"{name}.{EXAMPLES} = () or an input file."
+                f"--args '()' or {name}.{EXAMPLES} = ()."
             )
     if not callable(thing):
         raise Unusable(
             f"{target} is {_kind(thing)}. A target is a function, a model, or a function that returns (f, args)."
         )
-    if args is None:
+    if call_arguments is not None:
+        args, kwargs = _evaluated(call_arguments, module, target)
+        _check_fits(thing, args, kwargs, f"{target} cannot be called with --args {call_arguments!r}")
+    elif args is None:
         found = _examples(thing, module, target)
         if found is None and arrays is None and instead is not None:
             found = instead.args, instead.kwargs
         if found is None and arrays is None and _needs_arguments(thing):
             raise Unusable(
-                f"{target} needs arguments, but none are known: {_signature(thing)}. Give them with --input file.npz, "
-                f"or as {name}.{EXAMPLES} or {EXAMPLES} in the module, or name a function that returns (f, args)."
+                f"{target} needs arguments, but none are known: {_signature(thing)}. Give them with --args "
+                f"'jnp.ones((4, 3)), 0.1' or --input file.npz, or as {name}.{EXAMPLES} or {EXAMPLES} in the module, or "
+                f"name a function that returns (f, args)."
             )
         args, kwargs = found or ((), {})
     if arrays is not None:
@@ -228,12 +246,26 @@ def _taken_apart(call: tuple) -> tuple[Callable, tuple, dict[str, Any]]:
     return call[0], tuple(call[1]), dict(call[2]) if len(call) == 3 else {}
 
 
-def _is_maker(thing: Any, arrays: Arrays | None) -> bool:
+def _is_maker(thing: Any, *, has_inputs: bool) -> bool:
     """Whether to call this to get a program, instead of taking it as the program."""
     if not callable(thing) or hasattr(thing, EXAMPLES) or _needs_arguments(thing):
         return False
-    # With an input file, a function with parameters is the program itself.
-    return arrays is None or not _parameters(thing)
+    # With inputs, a function with parameters is the program itself.
+    return not has_inputs or not _parameters(thing)
+
+
+def _evaluated(expression: str, module: ModuleType, target: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments that were typed."""
+    names = {"jax": jax, "jnp": jnp, "np": np, **vars(module)}
+    try:
+        # In the brackets of a call, `x` is one argument, `x, y` are two, and `y=x` has a name.
+        return eval(f"(lambda *args, **kwargs: (args, kwargs))({expression}\n)", names)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise Unusable(
+            f"The arguments {expression!r} for {target} cannot be evaluated:\n  {last_line(error)}"
+        ) from error
 
 
 def _made(maker: Callable, target: str) -> Any:
@@ -260,6 +292,18 @@ def _examples(thing: Any, module: ModuleType, target: str) -> tuple[tuple, dict[
     if isinstance(found, dict):
         return (), found
     return (found,), {}
+
+
+def _check_fits(thing: Callable, args: tuple[Any, ...], kwargs: dict[str, Any], problem: str) -> None:
+    """Raises an error that begins with `problem`, if a callable has no such parameters."""
+    try:
+        signature = inspect.signature(thing)
+    except (TypeError, ValueError):  # some builtins have no signature
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise Unusable(f"{problem}: {error}. It is {_signature(thing)}.") from error
 
 
 def _parameters(thing: Callable) -> list[inspect.Parameter]:
