@@ -17,7 +17,7 @@ from sonde._jax import (
     operations,
     parameters,
     patches,
-    rerunning,
+    primitives,
     scope_names,
     tracers,
     traces,
@@ -34,7 +34,7 @@ from sonde._jax.meshes import *
 from sonde._jax.operations import *
 from sonde._jax.parameters import *
 from sonde._jax.patches import *
-from sonde._jax.rerunning import *
+from sonde._jax.primitives import *
 from sonde._jax.scope_names import *
 from sonde._jax.tracers import *
 from sonde._jax.traces import *
@@ -51,9 +51,9 @@ __all__ += jaxprs.__all__
 __all__ += vmaps.__all__
 __all__ += meshes.__all__
 __all__ += operations.__all__
-__all__ += rerunning.__all__
 __all__ += scope_names.__all__
 __all__ += parameters.__all__
 __all__ += patches.__all__
+__all__ += primitives.__all__
 __all__ += tracers.__all__
 __all__ += traces.__all__

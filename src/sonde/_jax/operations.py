@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from jax._src import callback as _callback
@@ -20,6 +22,7 @@ __all__ = [
     "has_effects_outside",
     "has_own_lines",
     "is_backward",
+    "line_of",
     "run_operation",
     "with_other_callbacks",
 ]
@@ -33,12 +36,32 @@ class Frame(NamedTuple):
     line: int
 
 
-def run_operation(primitive: Any, params: dict[str, Any], values: Sequence[Any], context: Any) -> list[Any]:
-    """Runs an equation under the current trace, with the settings (mesh, `compute_on`) it was made with."""
-    bound = primitive.get_bind_params(params)
+# Frames between JAX and the program: a line of these is never the place of an operation.
+_SONDE = str(Path(__file__).resolve().parent.parent) + os.sep
+_MACHINERY = tuple(_SONDE + part + os.sep for part in ("_jax", "core", "inside", "port", "programs", "tools"))
+
+
+def run_operation(
+    primitive: Any, params: dict[str, Any], values: Sequence[Any], context: Any = None, source: Any = None
+) -> list[Any]:
+    """Runs an equation under the current trace.
+
+    Args:
+        primitive: What it does.
+        params: With which parameters.
+        values: Its operands.
+        context: The settings (mesh, `compute_on`) that it was made with.
+        source: Where it was made: its scopes then are around it, and its line is that of what it binds.
+    """
+    bound = primitive.get_bind_params(dict(params))
     # 0.10 and later return the parameters alone; a pair would be the functions to bind as well.
     functions, bound = bound if isinstance(bound, tuple) else ((), bound)
-    with context.manager if context is not None else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        if source is not None:
+            names = _source_info.current_name_stack() + source.name_stack
+            stack.enter_context(_source_info.user_context(source.traceback, name_stack=names))
+        if context is not None:
+            stack.enter_context(context.manager)
         outs = primitive.bind(*functions, *values, **bound)
     return list(outs) if primitive.multiple_results else [outs]
 
@@ -57,6 +80,17 @@ def frames_of(source: Any) -> list[Frame]:
     for frame in _source_info.user_frames(traceback):
         frames.append(Frame(frame.file_name, frame.function_name, frame.start_line))
     return frames
+
+
+def line_of(sources: Sequence[Any]) -> str:
+    """The line that made an equation, as `file:line`: of the user's code, else of a layer; `""` if of neither.
+
+    Args:
+        sources: Where it was made, and then the calls around it, innermost first.
+    """
+    frames = [f for source in sources for f in frames_of(source) if not f.file.startswith(_MACHINERY)]
+    frames = [f for f in frames if not f.file.startswith(_SONDE)] or frames
+    return f"{frames[0].file}:{frames[0].line}" if frames else ""
 
 
 def has_own_lines(source: Any, jaxpr: Any) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from sonde.port.difference import distance, epsilon
 from sonde.port.layouts import arranged
 from sonde.port.origins import Explained, scalar_of
-from sonde.port.tape import Step, Tape
+from sonde.programs.unrolled import Step, Tape
 
 _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "the exact gelu": lambda x: jax.nn.gelu(x, approximate=False),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
-from sonde.port.program import Program, from_flat
+from sonde.programs.traced import Program, from_flat
 
 
 def with_gradient(program: Program) -> Program:

@@ -16,9 +16,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from sonde import _jax
 from sonde.port.prints import Print, Prints, print_of
 from sonde.port.rounding import moved_step
-from sonde.port.tape import Step, Tape
+from sonde.programs.unrolled import Step, Tape
 
 _TIMES = 4  # how many times what rounding did to a fingerprint may be no difference
 
@@ -47,7 +48,7 @@ class Explained:
     def _searched(self) -> tuple[Prints[int], Prints[int]]:
         found = []
         for side, tape in enumerate(self.tapes):
-            moved = tape.again({}, around=moved_step)
+            moved = tape.again({}, around=functools.partial(moved_step, tape))
             prints: Prints[int] = Prints(_TIMES)
             for number, value in enumerate(moved):
                 own = self.fingerprint(side, number)
@@ -154,5 +155,7 @@ def scalar_of(value: Any) -> float | None:
 
 
 def is_move(step: Step) -> bool:
-    """Whether a step only moves numbers."""
-    return step.name in {"transpose", "reshape", "broadcast_in_dim", "squeeze", "copy", "row", "rows", "slice"}
+    """Whether a step only moves numbers, and takes the same ones whatever they are."""
+    if step.name in ("row", "rows"):
+        return True
+    return _jax.only_moves(step.name) and _jax.facts_of(step.name).exact and len(step.inputs) == 1

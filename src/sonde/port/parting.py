@@ -10,7 +10,7 @@ import numpy as np
 from sonde.port.causes import Cause, find_cause
 from sonde.port.difference import distance, epsilon
 from sonde.port.origins import Explained
-from sonde.port.tape import Tape
+from sonde.programs.unrolled import Tape
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ the dtype of each equation, and shows where a program amplifies rounding: a diff
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,51 +17,9 @@ import numpy as np
 from jax import lax
 
 from sonde import _jax
-from sonde.port.program import Program
-from sonde.port.tape import Step
+from sonde.programs.traced import Program
+from sonde.programs.unrolled import Step, Tape
 
-# Operations that only move or choose numbers are exact.
-_EXACT = frozenset(
-    {
-        "abs",
-        "argmax",
-        "argmin",
-        "broadcast",
-        "broadcast_in_dim",
-        "clamp",
-        "concatenate",
-        "copy",
-        "copy_p",
-        "device_put",
-        "dynamic_slice",
-        "dynamic_update_slice",
-        "expand_dims",
-        "gather",
-        "iota",
-        "max",
-        "min",
-        "neg",
-        "optimization_barrier",
-        "pad",
-        "reduce_max",
-        "reduce_min",
-        "reduce_precision",
-        "reshape",
-        "rev",
-        "select_n",
-        "sharding_constraint",
-        "sign",
-        "slice",
-        "sonde_marker",
-        "sonde_site",
-        "sort",
-        "split",
-        "squeeze",
-        "stop_gradient",
-        "top_k",
-        "transpose",
-    }
-)
 _FACTORS = {8: 0x9D, 16: 0x9E35, 32: 0x9E3779B1, 64: 0x9E3779B97F4A7C15}
 
 
@@ -90,8 +48,10 @@ class _Rounding:
         for eqn in opened.eqns:
             values = [read(v) for v in eqn.invars]
             params = _jax.with_jaxprs(eqn.params, self.inside)
-            is_plain = params is eqn.params
-            outs = _moved_equation(eqn, values, self.salt) if is_plain else _jax.run_equation(eqn, values, params)
+            run = functools.partial(_bound, eqn, params)
+            # An equation with programs inside has them moved already.
+            rounds = params is eqn.params and any(map(_is_float_type, eqn.outvars))
+            outs = _run_moved(eqn.primitive, run, values, self.salt) if rounds else run(values)
             env.update(zip(eqn.outvars, outs))
         return [read(v) for v in opened.outvars]
 
@@ -109,34 +69,43 @@ class _Rounding:
         return self.memo[key][1]
 
 
-def _moved_equation(eqn: Any, values: Sequence[Any], salt: int) -> list[Any]:
-    """Runs an equation without programs inside, with other rounding."""
-    if eqn.primitive.name in _EXACT or not _rounds(eqn):
-        return _jax.run_equation(eqn, values)
-    if eqn.primitive.name != "convert_element_type":
-        # What goes in moves too: rounding inside a sum is relative to its terms, which may cancel.
-        values = [_moved(x, salt) if _is_float(x) else x for x in values]
-    return [_moved(x, salt) if _is_float(x) else x for x in _jax.run_equation(eqn, values)]
+def _bound(eqn: Any, params: dict[str, Any], values: Sequence[Any]) -> list[Any]:
+    """Runs an equation in its own scopes: sites in it keep their paths."""
+    return _jax.run_operation(eqn.primitive, params, values, eqn.ctx, eqn.source_info)
 
 
-def moved_step(step: Step, values: Sequence[Any]) -> list[Any]:
+def moved_step(tape: Tape, step: Step, values: Sequence[Any]) -> list[Any]:
     """Runs a step of a tape with other rounding."""
-    return step.run(values) if step.equation is None else _moved_equation(step.equation, values, 1)
+    if step.equation is None or not any(_is_float(tape.values[i]) for i in step.outputs):
+        return step.run(values)
+    return _run_moved(step.equation.primitive, step.run, values, 1)
+
+
+def _run_moved(
+    primitive: Any, run: Callable[[Sequence[Any]], list[Any]], values: Sequence[Any], salt: int
+) -> list[Any]:
+    """Runs an operation without programs inside that makes floating-point numbers, with other rounding."""
+    if _jax.facts_of(primitive).exact:
+        return run(values)
+    if _jax.only_moves(primitive):  # a cast
+        return [_moved(new, salt) if _is_rounded(old, new) else new for old, new in zip(values, run(values))]
+    # What goes in moves too: rounding inside a sum is relative to its terms, which may cancel.
+    outs = run([_moved(x, salt) if _is_float(x) else x for x in values])
+    return [_moved(x, salt) if _is_float(x) else x for x in outs]
 
 
 def _is_float(x: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(x), jnp.floating) and not isinstance(x, float)
 
 
-def _rounds(eqn: Any) -> bool:
-    """Whether the results of an equation are rounded: floating-point numbers, and not merely widened."""
-    kinds = [getattr(v.aval, "dtype", None) for v in eqn.outvars]
-    if not any(k is not None and jnp.issubdtype(k, jnp.floating) for k in kinds):
-        return False
-    if eqn.primitive.name != "convert_element_type":
-        return True
-    old = eqn.invars[0].aval.dtype
-    return jnp.issubdtype(old, jnp.floating) and jnp.finfo(old).nmant > jnp.finfo(kinds[0]).nmant
+def _is_float_type(var: Any) -> bool:
+    dtype = getattr(var.aval, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jnp.floating)
+
+
+def _is_rounded(old: Any, new: Any) -> bool:
+    """Whether a cast rounds: from floating-point numbers to shorter ones."""
+    return _is_float(old) and _is_float(new) and jnp.finfo(old.dtype).nmant > jnp.finfo(new.dtype).nmant
 
 
 @functools.partial(jax.jit, inline=True)

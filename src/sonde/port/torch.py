@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde.core import Records, capture, sow
-from sonde.port.tape import Step, Tape
+from sonde.programs.unrolled import Step, Tape
 
 _SONDE = str(Path(__file__).resolve().parent.parent)
 

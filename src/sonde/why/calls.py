@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sonde import _jax
-from sonde.why.program import INLINED, flatten
+from sonde.programs.flat import flatten
 from sonde.why.reads import Index
 from sonde.why.walk import ENTER, Position, Scene, Walk
 
@@ -13,7 +13,7 @@ from sonde.why.walk import ENTER, Position, Scene, Walk
 def scene_of_call(scene: Scene, number: int) -> Scene | None:
     """The program inside a call, with its numbers; None if the equation is not a call."""
     equation = scene.level.equations[number]
-    if equation.name not in INLINED:
+    if equation.name not in _jax.CALLS:
         return None
     programs = _jax.sub_jaxprs(equation.params)
     if len(programs) != 1:
@@ -38,5 +38,5 @@ def enter_call(walk: Walk, scene: Scene, number: int, output: int, index: Index)
     return None if inside is None else Position(inside, inside.level.outputs[output], index)
 
 
-for _name in INLINED:
+for _name in _jax.CALLS:
     ENTER[_name] = enter_call

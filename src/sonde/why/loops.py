@@ -8,7 +8,6 @@ made, to the iteration before, or out of the loop.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -18,52 +17,13 @@ from jax import lax
 
 from sonde import _jax
 from sonde.core import LoopName, path_under, with_capture_state
-from sonde.why.program import Equation, Level, flatten, on_host, run_equation
+from sonde.programs.flat import Level, flatten
+from sonde.programs.loops import Loop, branch_taken, loop_of
+from sonde.programs.running import on_host, run_equation
 from sonde.why.reads import Index
 from sonde.why.walk import ENTER, Around, Position, Scene, Walk
 
 _ALL = np.int32(2**31 - 1)
-
-
-@dataclasses.dataclass(eq=False)
-class _Loop:
-    """A loop, whichever primitive it is.
-
-    Attributes:
-        kind: `"scan"` or `"while"`.
-        body: The program of one iteration: it takes constants, what is carried, and a row of what is scanned.
-        operands: For each input of the body, the operand of the equation that it comes from.
-        n_consts: How many inputs of the body are constants.
-        n_carry: How many are carried.
-        length: How many iterations there are; None if only running it tells.
-        reverse: Whether rows are scanned from the last to the first.
-        test: For a `while_loop`: the program that says whether to go on, and the operands that are its constants.
-    """
-
-    kind: str
-    body: Any
-    operands: list[int]
-    n_consts: int
-    n_carry: int
-    length: int | None
-    reverse: bool = False
-    test: tuple[Any, list[int]] | None = None
-
-    def row(self, iteration: int) -> int:
-        """Which row of what is scanned an iteration takes."""
-        return self.length - 1 - iteration if self.reverse and self.length is not None else iteration
-
-
-def _loop_of(equation: Equation) -> _Loop:
-    params = equation.params
-    everything = list(range(len(equation.inputs)))
-    if equation.name == "scan":
-        n_consts, n_carry = _jax.scan_sizes(params)
-        return _Loop("scan", params["jaxpr"], everything, n_consts, n_carry, params["length"], params["reverse"])
-    n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
-    n_carry = len(everything) - n_test - n_body
-    test = params["cond_jaxpr"], everything[:n_test]
-    return _Loop("while", params["body_jaxpr"], everything[n_test:], n_body, n_carry, None, test=test)
 
 
 class _Runs:
@@ -72,7 +32,10 @@ class _Runs:
     def __init__(self, walk: Walk, scene: Scene, number: int) -> None:
         equation = scene.level.equations[number]
         self.walk, self.scene, self.number = walk, scene, number
-        self.loop = loop = _loop_of(equation)
+        found = loop_of(equation)
+        assert found is not None
+        self.loop: Loop = found
+        loop = found
         self.inputs = [scene.values[equation.inputs[i]] for i in loop.operands]
         self.tested = [scene.values[equation.inputs[i]] for i in (loop.test[1] if loop.test else [])]
         slots = [equation.inputs[i] for i in loop.operands]
@@ -332,15 +295,14 @@ def enter_branch(walk: Walk, scene: Scene, number: int, output: int, index: Inde
     """The way back into the branch of a `cond` or `switch` that was taken."""
     del walk
     equation = scene.level.equations[number]
-    branches = equation.params["branches"]
-    chosen = int(np.clip(int(scene.host(equation.inputs[0])), 0, len(branches) - 1))
+    chosen = branch_taken(equation, scene.host(equation.inputs[0]))
     inside = scene.entered.get((number, chosen))
     if inside is None:
 
         def leave(inner: Scene, slot: int, index: Index) -> Position:
             return Position(scene.at(inner.shard), equation.inputs[1 + slot], index)
 
-        level = flatten(branches[chosen], equation)
+        level = flatten(equation.params["branches"][chosen], equation)
         operands = scene.values.many(equation.inputs[1:])
         inside = scene.entered[number, chosen] = scene.inside(level, operands, number, leave, Around("cond", chosen))
     return Position(inside, inside.level.outputs[output], index)

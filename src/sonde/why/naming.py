@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from sonde import _jax
 from sonde.core import NamedLoop, Site, View, path_under, row_path, sites_inside, starred
-from sonde.why.program import Mark
+from sonde.programs.flat import Mark
 from sonde.why.walk import Birth, Scene, Step
 
 

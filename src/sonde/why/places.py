@@ -9,7 +9,7 @@ import os
 from typing import Any, NamedTuple
 
 from sonde import _jax
-from sonde.why.program import Equation
+from sonde.programs.flat import Equation
 
 _SONDE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 # Frames of Sonde are between JAX and the program, but for those of layers, which are part of it.

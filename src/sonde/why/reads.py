@@ -15,109 +15,14 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.why.program import Equation, run_equation
+from sonde import _jax
+from sonde.programs.flat import Equation
+from sonde.programs.running import run_equation
 
 Index = tuple[int, ...]
 Shape = tuple[int, ...]
 Part = tuple[int | slice, ...]
 
-_ELEMENTWISE = frozenset(
-    [
-        "abs",
-        "acos",
-        "acosh",
-        "add",
-        "add_any",
-        "and",
-        "asin",
-        "asinh",
-        "atan",
-        "atan2",
-        "atanh",
-        "bessel_i0e",
-        "bessel_i1e",
-        "cbrt",
-        "ceil",
-        "clamp",
-        "clz",
-        "complex",
-        "conj",
-        "convert_element_type",
-        "copy",
-        "copy_p",
-        "cos",
-        "cosh",
-        "device_put",
-        "digamma",
-        "div",
-        "eq",
-        "erf",
-        "erf_inv",
-        "erfc",
-        "exp",
-        "exp2",
-        "expm1",
-        "floor",
-        "ge",
-        "gt",
-        "igamma",
-        "igammac",
-        "igamma_grad_a",
-        "imag",
-        "integer_pow",
-        "is_finite",
-        "le",
-        "lgamma",
-        "log",
-        "log1p",
-        "logistic",
-        "lt",
-        "max",
-        "mesh_cast",
-        "min",
-        "mul",
-        "mulhi",
-        "name",
-        "ne",
-        "neg",
-        "nextafter",
-        "not",
-        "or",
-        "pcast",
-        "polygamma",
-        "population_count",
-        "pow",
-        "pvary",
-        "random_gamma_grad",
-        "real",
-        "reduce_precision",
-        "regularized_incomplete_beta",
-        "rem",
-        "reshard",
-        "round",
-        "rsqrt",
-        "shift_left",
-        "shift_right_arithmetic",
-        "shift_right_logical",
-        "sharding_constraint",
-        "sign",
-        "sin",
-        "sinh",
-        "sqrt",
-        "square",
-        "sub",
-        "tan",
-        "tanh",
-        "xor",
-        "zeta",
-    ]
-)
-# These pass on their operands one by one.
-_ONE_BY_ONE = frozenset({"device_put", "optimization_barrier", "mesh_cast", "sharding_constraint"})
-_REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "argmax", "argmin"})
-_CUMULATIVE = frozenset({"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"})
-# These only move data: positions of the operands that hold it; the others say what goes where.
-_MOVES = {"gather": (0,), "dynamic_update_slice": (0, 1), "scatter": (0, 2)}
 _HARMLESS = (0.5, 2.0)  # inside the domain of every function, one or the other
 
 
@@ -150,19 +55,16 @@ def elements_read(
         which = operands[0]
         case = int(which[index] if which.ndim else which)
         return [Read(1 + case, index)]
-    if name in _ONE_BY_ONE:
+    facts = _jax.facts_of(name)
+    if facts.one_by_one:
         return [Read(output, index)]
-    if name in _ELEMENTWISE:
+    if facts.elementwise:
         # An axis of length 1 may stand for a longer one.
         return [Read(i, tuple(0 if n == 1 else k for n, k in zip(x.shape, index))) for i, x in enumerate(operands)]
-    if name in _MOVES:
-        return _moved(equation, output, index, operands)
     rule = _RULES.get(name)
-    if name in _REDUCTIONS:
-        rule = _reduction
-    elif name in _CUMULATIVE:
-        rule = _cumulative
-    return None if rule is None else rule(equation.params, index, operands, shape)
+    if rule is not None:
+        return rule(equation.params, index, operands, shape)
+    return _moved(equation, output, index, operands) if _jax.only_moves(name) else None
 
 
 def _reduction(params: dict[str, Any], index: Index, operands: Sequence[np.ndarray], shape: Shape) -> list[Read]:
@@ -253,6 +155,8 @@ def _dot(params: dict[str, Any], index: Index, operands: Sequence[np.ndarray], s
 
 
 _RULES: dict[str, Callable[..., list[Read]]] = {
+    **dict.fromkeys(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "argmax", "argmin"), _reduction),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _cumulative),
     "reshape": _reshape,
     "squeeze": _squeeze,
     "broadcast_in_dim": _broadcast,
@@ -271,7 +175,7 @@ _RULES: dict[str, Callable[..., list[Read]]] = {
 def _moved(equation: Equation, output: int, index: Index, operands: Sequence[np.ndarray]) -> list[Read] | None:
     """The element that an operation which only moves data has put there; none if it has filled in a number."""
     firsts, numbered, total = [], list(operands), 0
-    for position in _MOVES[equation.name]:
+    for position in _jax.moved_operands(equation.name, output, len(operands)):
         size = operands[position].size
         firsts.append((total, position))
         numbered[position] = np.arange(total, total + size, dtype=np.int32).reshape(operands[position].shape)

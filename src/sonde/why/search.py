@@ -14,10 +14,11 @@ import numpy as np
 from sonde import _jax
 from sonde.core import InsideRequest
 from sonde.errors import SondeError
+from sonde.programs.callbacks import Callbacks
+from sonde.programs.flat import Level
+from sonde.programs.running import Values
 from sonde.why import loops, shards  # noqa: F401 (each registers how to enter equations)
-from sonde.why.callbacks import Callbacks
 from sonde.why.calls import scene_of_call
-from sonde.why.program import Level, Values
 from sonde.why.tape import Tape, Taped, run_taped
 from sonde.why.walk import Birth, Question, Scene, Walk
 

@@ -17,7 +17,8 @@ from jax.sharding import PartitionSpec
 
 from sonde import _jax
 from sonde.core import with_capture_state
-from sonde.why.program import Equation, compiled, flatten
+from sonde.programs.flat import Equation, flatten
+from sonde.programs.running import compiled
 from sonde.why.reads import Index
 from sonde.why.walk import ENTER, Around, Birth, Position, Scene, Step, Walk
 

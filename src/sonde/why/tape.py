@@ -17,8 +17,8 @@ import numpy as np
 from sonde import _jax
 from sonde.core import Handler, InsideRequest, marker_p, plain_p, run_with, site_p, with_capture_state
 from sonde.errors import CaptureError
-from sonde.why.callbacks import Written, writing
-from sonde.why.program import Equation, Level
+from sonde.programs.callbacks import Written, writing
+from sonde.programs.flat import Equation, Level
 
 
 class Tape(_jax.Trace):

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from sonde.why.callbacks import Callbacks
-from sonde.why.program import Equation, Level, Run, Values, compiled, flatten, on_host, run_equation, run_plain
+from sonde import _jax
+from sonde.programs.callbacks import Callbacks
+from sonde.programs.flat import Equation, Level, flatten
+from sonde.programs.running import Run, Values, compiled, on_host, run_equation, run_plain
 from sonde.why.reads import Index, Read, elements_by_trial, elements_read
 
 _MOST_CAUSES = 3
 _MOST_ALIKE = 8
-# These pick one of their operands. If several are as bad, it takes all of them: a sentinel among them is not to blame.
-_PICKS = frozenset({"min", "max", "clamp", "reduce_min", "reduce_max", "cummin", "cummax"})
 
 
 class Question(Protocol):
@@ -234,8 +234,9 @@ class Walk:
         same, lesser = self._origins(scene, equation, output, index, severity)
         if same:
             positions = [Position(scene, equation.inputs[e.operand], e.part) for e in same]
-            if len(positions) == 1 or equation.name not in _PICKS:
+            if len(positions) == 1 or not _jax.facts_of(equation.name).picks:
                 return positions[0]
+            # It takes all of them: a sentinel among them is not to blame.
             births = [self.back(*position) for position in positions]
             computed = [p for p, birth in zip(positions, births) if birth.step.equation is not None]
             return (computed or positions)[0]
@@ -265,7 +266,7 @@ class Walk:
                 if level and np.any(mask):  # of several, one with the same value: a sum of inf and -inf is neither
                     equal = mask & (np.asarray(values) == result[index])
                     mask = equal if np.any(equal) else mask
-                many = _MOST_ALIKE if level and equation.name in _PICKS else 1
+                many = _MOST_ALIKE if level and _jax.facts_of(equation.name).picks else 1
                 into += [Element(operand, i) for i in _whole_indices(part, mask, operands[operand].shape, many)]
         # Of several that are as bad: one with the same value, of which all that was read is bad (a product with a
         # column of zeros is zero, whatever zeros the row has), and one that was computed, not written down.

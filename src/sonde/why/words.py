@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sonde.why.program import Equation
+from sonde.programs.flat import Equation
 from sonde.why.walk import as_floats
 
 _SIGNS = {"add": "+", "add_any": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**", "rem": "%"}

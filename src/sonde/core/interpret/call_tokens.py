@@ -165,40 +165,8 @@ Numbers = frozenset[int] | None  # None: any number
 
 _MOST = 64  # how many numbers are distinguished
 
-# Primitives that move elements of their operands, with the positions of those operands (None: all).
-_MOVES: dict[str, tuple[int, ...] | None] = {
-    "broadcast_in_dim": (0,),
-    "clamp": (1,),
-    "concatenate": None,
-    "convert_element_type": (0,),
-    "copy": (0,),
-    "dynamic_slice": (0,),
-    "dynamic_update_slice": (0, 1),
-    "expand_dims": (0,),
-    "gather": (0,),
-    "max": None,
-    "pad": (0, 1),
-    "pbroadcast": (0,),
-    "pcast": (0,),
-    "pvary": (0,),
-    "reduce_max": (0,),
-    "reduce_precision": (0,),
-    "reshape": (0,),
-    "reshard": (0,),
-    "rev": (0,),
-    "sharding_constraint": (0,),
-    "slice": (0,),
-    "split": (0,),
-    "squeeze": (0,),
-    "stack": None,
-    "stop_gradient": (0,),
-    "tile": (0,),
-    "transpose": (0,),
-}
 # Numbers in the place of the result of a branch that was not taken.
 _NOTHING = ("empty", "empty2")
-# Primitives that pass each operand on as the output at its position.
-_HANDS_ON = ("device_put", "opt_barrier", "optimization_barrier", "sonde_along", "sonde_mapped_while")
 
 
 def possible_numbers(token: Any) -> Numbers:
@@ -260,11 +228,8 @@ class _Possible(Dataflow[frozenset[int]]):
         if name == "add":
             a, b = read(0), read(1)
             return None if a is None or b is None else _bounded(x + y for x in a for y in b)
-        if name in _MOVES:
-            positions = _MOVES[name]
-            return self.either(map(read, range(n_in) if positions is None else positions))
-        if name in _HANDS_ON:
-            return read(made.position)
+        if moved := _jax.moved_operands(made.primitive, made.position, n_in):
+            return self.either(map(read, moved))
         programs = _jax.sub_jaxprs(made.params)
         if len(programs) == 1 and len(_jax.open_jaxpr(programs[0]).invars) == n_in:  # custom derivatives, meshes
             return self.inside(programs[0], read)(made.position)

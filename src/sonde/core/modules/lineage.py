@@ -21,92 +21,6 @@ from sonde import _jax
 from sonde.core.session.caches import ByIdentity
 
 _STEPS = 200  # how many equations are followed for one array
-# The result of these primitives is a changed form of each operand. A weight that is computed in another way, such as by
-# a matrix product, is a new one. fmt: off
-_CHANGES = frozenset(
-    {
-        "abs",
-        "add",
-        "add_any",
-        "and",
-        "broadcast_in_dim",
-        "ceil",
-        "clamp",
-        "concatenate",
-        "convert_element_type",
-        "copy",
-        "copy_p",
-        "cos",
-        "device_put",
-        "div",
-        "dynamic_slice",
-        "dynamic_update_slice",
-        "exp",
-        "expand_dims",
-        "expm1",
-        "floor",
-        "gather",
-        "integer_pow",
-        "log",
-        "log1p",
-        "logistic",
-        "max",
-        "min",
-        "mul",
-        "neg",
-        "not",
-        "optimization_barrier",
-        "or",
-        "pow",
-        "real",
-        "reduce_precision",
-        "reshape",
-        "rev",
-        "round",
-        "rsqrt",
-        "scatter",
-        "scatter-add",
-        "scatter_add",
-        "scatter_mul",
-        "select_n",
-        "sharding_constraint",
-        "sign",
-        "sin",
-        "slice",
-        "sonde_site",
-        "split",
-        "sqrt",
-        "square",
-        "squeeze",
-        "stack",
-        "stop_gradient",
-        "sub",
-        "tanh",
-        "transpose",
-        "unstack",
-    }
-)
-# Primitives that only move elements: the result may have another shape.
-_MOVES = frozenset(
-    {
-        "concatenate",
-        "convert_element_type",
-        "copy",
-        "copy_p",
-        "dynamic_slice",
-        "expand_dims",
-        "gather",
-        "reshape",
-        "rev",
-        "slice",
-        "split",
-        "squeeze",
-        "stack",
-        "transpose",
-        "unstack",
-    }
-)
-# fmt: on
 
 
 def _moves(primitive: Any, params: dict[str, Any], inputs: Sequence[Any]) -> bool:
@@ -118,12 +32,13 @@ def _moves(primitive: Any, params: dict[str, Any], inputs: Sequence[Any]) -> boo
             eqn for eqn in _jax.open_jaxpr(params["jaxpr"]).eqns if any(getattr(v.aval, "ndim", 0) for v in eqn.outvars)
         ]
         return all(_moves(e.primitive, e.params, [var.aval for var in e.invars]) for e in eqns)
-    return primitive.name in _MOVES
+    return _jax.only_moves(primitive)
 
 
 def changed_inputs(primitive: Any, params: dict[str, Any], position: int, n_inputs: int) -> Iterable[int]:
     """The inputs, by number, of which an output of a primitive is a changed form."""
-    if primitive.name in _CHANGES:
+    # A weight that is computed in another way, such as by a matrix product, is a new one.
+    if _jax.facts_of(primitive).keeps_role:
         return range(n_inputs)
     if primitive is _jax.scan_p:
         n_consts, n_carry = _jax.scan_sizes(params)

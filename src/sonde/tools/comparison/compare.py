@@ -19,7 +19,7 @@ from sonde.core import Pattern, inside_request, wrapped_like
 from sonde.port.difference import Distance, distance, epsilon
 from sonde.port.gradients import with_gradient
 from sonde.port.parting import Parting, find_parting
-from sonde.port.tape import Tape, tape_of
+from sonde.programs.unrolled import Tape, tape_of
 from sonde.tools.comparison.differences import Drift, Tolerance, judge
 from sonde.tools.comparison.matching import Match, Pair, Points, match, match_results, rows_of
 from sonde.tools.comparison.runs import RESULT, Point, Run

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from sonde.core import InsideRequest, Pattern, Recording, Records, arrays_in, expand, make_records, run_with
-from sonde.port.program import Program, is_number, trace
 from sonde.port.rounding import rounded_otherwise
+from sonde.programs.traced import Program, is_number, trace
 from sonde.tools.execution.program_order import ProgramOrder, numbered_calls
 from sonde.tools.execution.record_values import Seen, each_seen, on_host
 

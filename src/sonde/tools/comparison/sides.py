@@ -13,10 +13,10 @@ from sonde.core import InsideRequest, Pattern, Records, check_callable, glob_mat
 from sonde.port.files import read_named_arrays
 from sonde.port.gradients import differentiable, with_gradient
 from sonde.port.parameters import match_parameters
-from sonde.port.program import Program, trace
 from sonde.port.rounding import rounded_otherwise
-from sonde.port.tape import Tape, tape_of
 from sonde.port.torch import is_torch_module
+from sonde.programs.traced import Program, trace
+from sonde.programs.unrolled import Tape, tape_of
 from sonde.tools.comparison.matching import Pair
 from sonde.tools.comparison.runs import RESULT, Point, Run, points_of, run_rounded_otherwise, run_side
 from sonde.tools.execution.record_values import on_host

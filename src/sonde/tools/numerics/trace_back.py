@@ -13,10 +13,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from sonde import _jax
 from sonde.core import check_callable, inside_request, wrapped_like
 from sonde.why import explain
 from sonde.why.naming import iteration_of, site_of
-from sonde.why.program import INLINED
 from sonde.why.search import search
 from sonde.why.walk import Birth, Step
 
@@ -177,4 +177,4 @@ def _choice(birth: Birth) -> str:
 
 
 def _is_leaf(step: Step) -> bool:
-    return step.equation is not None and step.equation.name not in INLINED
+    return step.equation is not None and step.equation.name not in _jax.CALLS

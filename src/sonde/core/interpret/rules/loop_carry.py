@@ -189,9 +189,6 @@ def _with_axes(array: Any, has: list[bool], axes: Sequence[Axis], wanted: Sequen
     return array
 
 
-_JOINS = ("and", "broadcast_in_dim", "expand_dims", "reshape", "squeeze", "transpose", "pvary", "pcast", "reshard")
-
-
 def gate_from_outside(jaxpr: Any, position: int, consts: Sequence[Any]) -> Any:
     """An output of a loop body, if it is only constants of the loop joined by `and`; otherwise None."""
     return _FromOutside().inside(jaxpr, lambda i: consts[i] if i < len(consts) else None)(position)
@@ -202,7 +199,8 @@ class _FromOutside(Dataflow[Any]):
 
     def of_equation(self, made: _jax.MadeBy, read: Read[Any]) -> Any:
         """The output, if all inputs are known."""
-        values = [read(i) for i in range(len(made.inputs))] if made.primitive.name in _JOINS else [None]
+        is_made_again = made.primitive.name == "and" or _jax.only_moves(made.primitive)
+        values = [read(i) for i in range(len(made.inputs))] if is_made_again else [None]
         return None if any(v is None for v in values) else made.primitive.bind(*values, **made.params)
 
     def sliced(self, answer: Any) -> Any:

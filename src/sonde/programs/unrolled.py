@@ -13,7 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
-from sonde.port.program import Program
+from sonde.programs.flat import Equation, Level, flatten
+from sonde.programs.loops import Loop, branch_taken, loop_of
+from sonde.programs.running import run_equation
+from sonde.programs.traced import Program
 
 _MOST_STEPS = 50_000
 
@@ -40,7 +43,7 @@ class Step:
     source: str = ""
     scope: str = ""
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    equation: Any = None
+    equation: Equation | None = None
 
 
 @dataclasses.dataclass(eq=False)
@@ -96,40 +99,32 @@ class Tape:
 def tape_of(program: Program) -> Tape:
     """Runs a program and keeps every operation."""
     tape = Tape([], list(program.values), [], [None] * len(program.values), list(range(len(program.values))))
-    tape.results = _Taping(tape).run(program.jaxpr, range(len(program.values)), _NOWHERE)
+    tape.results = _Unrolling(tape).run(flatten(program.jaxpr), range(len(program.values)))
     return tape
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Where:
-    """Where a program is run: the scopes around it, and the line, if its own equations do not know theirs."""
+class _Unrolling:
+    """Runs levels operation by operation, and writes each down."""
 
-    scopes: tuple[str, ...] = ()
-    line: str = ""
-
-
-_NOWHERE = _Where()
-
-
-class _Taping:
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
 
-    def run(self, jaxpr: Any, inputs: Sequence[int], where: _Where) -> list[int]:
-        """Runs a jaxpr on values of the tape, and returns the numbers of its outputs."""
-        opened, closed = _jax.open_jaxpr(jaxpr), _jax.close_jaxpr(jaxpr)
-        numbers = dict(zip(opened.constvars, [self.add(x) for x in closed.consts]))
-        numbers.update(zip(opened.invars, inputs))
+    def run(self, level: Level, inputs: Sequence[int]) -> list[int]:
+        """Runs a level on values of the tape, and returns the numbers of its outputs."""
+        numbers = dict(enumerate(inputs))  # by slot
 
-        def read(v: Any) -> int:
-            return self.add(v.val) if isinstance(v, _jax.Literal) else numbers[v]
+        def read(slot: int) -> int:
+            if slot not in numbers:
+                numbers[slot] = self.add(level.constants[slot])
+            return numbers[slot]
 
-        for eqn in opened.eqns:
-            outs = self.equation(eqn, [read(v) for v in eqn.invars], where)
-            numbers.update(zip(eqn.outvars, outs))
-        return [read(v) for v in opened.outvars]
+        for equation in level.equations:
+            outs = self.equation(equation, [read(slot) for slot in equation.inputs])
+            numbers.update(zip(equation.outputs, outs))
+        return [read(slot) for slot in level.outputs]
 
     def add(self, value: Any, maker: int | None = None) -> int:
+        """A new value of the tape."""
         self.tape.values.append(value)
         self.tape.makers.append(maker)
         return len(self.tape.values) - 1
@@ -137,6 +132,7 @@ class _Taping:
     def step(
         self, name: str, inputs: Sequence[int], run: Callable[[Sequence[Any]], list[Any]], **more: Any
     ) -> list[int]:
+        """Runs one operation, and writes it down."""
         if len(self.tape.steps) >= _MOST_STEPS:
             raise RuntimeError(f"the program runs more than {_MOST_STEPS} operations")
         number = len(self.tape.steps)
@@ -144,67 +140,57 @@ class _Taping:
         self.tape.steps.append(Step(name, tuple(inputs), tuple(outs), run, **more))
         return outs
 
-    def equation(self, eqn: Any, inputs: list[int], where: _Where) -> list[int]:
-        name, params = eqn.primitive.name, eqn.params
-        line = where.line or _jax.line_of(eqn)
-        where = _Where((*where.scopes, *map(str, _jax.names_of(eqn))), where.line)
-        if eqn.primitive is _jax.scan_p:
-            return self.scan(params, inputs, where)
-        if eqn.primitive is _jax.while_p:
-            return self.while_loop(params, inputs, where)
-        if eqn.primitive is _jax.cond_p:
-            branches = params["branches"]
-            chosen = int(np.clip(int(self.tape.array(inputs[0])), 0, len(branches) - 1))
-            return self.run(branches[chosen], inputs[1:], where)
-        inner = _only_program(eqn)
-        if inner is not None:
-            if _jax.is_of_jax(inner):  # JAX keeps one trace for all calls of its functions, with the lines of the first
-                where = dataclasses.replace(where, line=line)
-            return self.run(inner, inputs, where)
-        settings = {k: v for k, v in params.items() if isinstance(v, int | float | bool) and k != "unique_indices"}
+    def equation(self, equation: Equation, inputs: list[int]) -> list[int]:
+        """Runs an equation, and what is inside it one by one."""
+        loop = loop_of(equation)
+        if loop is not None:
+            operands = [inputs[i] for i in loop.operands]
+            if loop.test is None:
+                return self.scan(equation, loop, operands)
+            return self.while_loop(equation, loop, operands, [inputs[i] for i in loop.test[1]])
+        if equation.primitive is _jax.cond_p:
+            branch = equation.params["branches"][branch_taken(equation, self.tape.array(inputs[0]))]
+            return self.run(flatten(branch, equation), inputs[1:])
+        # `unique_indices` is a promise to the compiler, not a setting of the user.
+        plain = {k: v for k, v in equation.params.items() if isinstance(v, int | float) and k != "unique_indices"}
         return self.step(
-            name,
+            equation.name,
             inputs,
-            lambda values: _jax.run_equation(eqn, values),
-            source=line,
-            scope="/".join(where.scopes),
-            settings=settings,
-            equation=eqn,
+            lambda values: run_equation(equation, values),
+            source=_jax.line_of(equation.sources),
+            scope="/".join(map(str, equation.names)),
+            settings=plain,
+            equation=equation,
         )
 
-    def scan(self, params: dict[str, Any], inputs: list[int], where: _Where) -> list[int]:
-        n_consts, n_carry = _jax.scan_sizes(params)
-        consts, carry, xs = inputs[:n_consts], inputs[n_consts : n_consts + n_carry], inputs[n_consts + n_carry :]
-        order = range(params["length"])
+    def scan(self, equation: Equation, loop: Loop, inputs: list[int]) -> list[int]:
+        """Runs the iterations of a scan."""
+        first_row = loop.n_consts + loop.n_carry
+        consts, carry, xs = inputs[: loop.n_consts], inputs[loop.n_consts : first_row], inputs[first_row:]
+        body = flatten(loop.body, equation)
+        order = range(loop.length or 0)
         rows: dict[int, list[int]] = {}
-        for i in reversed(order) if params["reverse"] else order:
+        for iteration in order:
+            i = loop.row(iteration)
             taken = [self.step("row", [x], lambda v, i=i: [v[0][i]])[0] for x in xs]
-            outs = self.run(params["jaxpr"], [*consts, *carry, *taken], where)
-            carry, rows[i] = outs[:n_carry], outs[n_carry:]
-        n_ys = len(_jax.open_jaxpr(params["jaxpr"]).outvars) - n_carry
+            outs = self.run(body, [*consts, *carry, *taken])
+            carry, rows[i] = outs[: loop.n_carry], outs[loop.n_carry :]
+        stacked = body.outputs[loop.n_carry :]
         if not rows:
-            types = [v.aval for v in _jax.open_jaxpr(params["jaxpr"]).outvars[n_carry:]]
+            types = [body.types[slot] for slot in stacked]
             return [*carry, *[self.add(jnp.zeros((0, *t.shape), t.dtype)) for t in types]]
-        stacks = [self.step("rows", [rows[i][k] for i in order], lambda v: [jnp.stack(v)])[0] for k in range(n_ys)]
+        stacks = [
+            self.step("rows", [rows[i][k] for i in order], lambda v: [jnp.stack(v)])[0] for k in range(len(stacked))
+        ]
         return [*carry, *stacks]
 
-    def while_loop(self, params: dict[str, Any], inputs: list[int], where: _Where) -> list[int]:
-        n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
-        cond, body, carry = inputs[:n_cond], inputs[n_cond : n_cond + n_body], inputs[n_cond + n_body :]
+    def while_loop(self, equation: Equation, loop: Loop, inputs: list[int], tested: list[int]) -> list[int]:
+        """Runs the iterations of a while loop."""
+        assert loop.test is not None
+        consts, carry = inputs[: loop.n_consts], inputs[loop.n_consts :]
+        test, body = flatten(loop.test[0], equation), flatten(loop.body, equation)
         while True:
-            (again,) = self.run(params["cond_jaxpr"], [*cond, *carry], where)
+            (again,) = self.run(test, [*tested, *carry])
             if not bool(np.any(self.tape.array(again))):
                 return carry
-            carry = self.run(params["body_jaxpr"], [*body, *carry], where)
-
-
-def _only_program(eqn: Any) -> Any:
-    """The program of an equation that only runs it, such as a jitted call; None if there is none."""
-    programs = _jax.sub_jaxprs(eqn.params)
-    if len(programs) != 1 or eqn.primitive is _jax.shard_map_p:
-        return None
-    opened = _jax.open_jaxpr(programs[0])
-    if len(opened.invars) != len(eqn.invars) or len(opened.outvars) != len(eqn.outvars):
-        return None
-    types = [(v.aval.shape, v.aval.dtype) for v in (*opened.invars, *opened.outvars)]
-    return programs[0] if types == [(v.aval.shape, v.aval.dtype) for v in (*eqn.invars, *eqn.outvars)] else None
+            carry = self.run(body, [*consts, *carry])

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sonde.why.callbacks import Callbacks
-from sonde.why.program import Values, flatten
+from sonde.programs.callbacks import Callbacks
+from sonde.programs.flat import flatten
+from sonde.programs.running import Values
 
 
 def program(x, w):
