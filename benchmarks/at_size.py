@@ -57,7 +57,7 @@ def measure() -> list[Row]:
     for layers in ("scan", "list"):
         for rows_of in (swept, summarized, examined):
             if rows_of.__name__ in asked:
-                found = rows_of(layers, models.new(config(ON_GPU or rows_of is swept), layers=layers))
+                found = rows_of(layers, models.from_config(config(ON_GPU or rows_of is swept), layers=layers))
                 rows += found
                 print("\n".join(table(found).splitlines()[2:]), file=sys.stderr, flush=True)
     return [*rows, *(monitored() if "monitored" in asked else [])]
@@ -79,7 +79,7 @@ def swept(layers: str, made: Any) -> list[Row]:
         return logits[0, -1, 0] - logits[0, -1, 1]
 
     def sweep() -> Any:
-        return patch_sweep(f, (state, clean), (state, corrupt), "blocks/*/out", metric)
+        return patch_sweep(f, "blocks/*/out", metric=metric)((state, clean), (state, corrupt))
 
     def bare() -> Callable[[], Any]:
         forward = jax.jit(lambda state, tokens: metric(f(state, tokens)))

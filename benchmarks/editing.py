@@ -48,7 +48,7 @@ def steered_generation() -> list[Row]:
         "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 12, "hidden_size": 384, "num_attention_heads": 6,
         "intermediate_size": 1024, "vocab_size": 4096,
     }  # fmt: skip
-    model, prompt = models.new(config), [[1, 2, 3, 4]]
+    model, prompt = models.from_config(config), [[1, 2, 3, 4]]
     direction = jnp.ones(384) * 0.1
     steered = steer(models.generate, {"blocks/3/out": direction})
     times = interleaved(

@@ -155,7 +155,7 @@ def _stepping_ours(state: Any, given: Any, chosen: dict[str, Any]) -> Callable[[
 def loading() -> list[Row]:
     """Loading SmolLM2, against reading its tensors, dequantising and copying them."""
     try:
-        path = models.smollm2()
+        path = models.path("smollm2")
     except ModuleNotFoundError as error:
         print(f"loading is not measured: {error}", file=sys.stderr)
         return []
@@ -185,10 +185,12 @@ def loading() -> list[Row]:
 
 def measure() -> list[Row]:
     if jax.default_backend() == "cpu":
-        made = models.new(SMALL)
+        made = models.from_config(SMALL)
         return [*compared("small Llama", made, batch=2, length=64, steps=16, seconds=8), *loading()]
-    rows = compared("1B, list", models.new(BILLION, dtype=jnp.bfloat16), batch=4, length=512, steps=64, seconds=4)
-    eight = models.new(EIGHT_BILLION, dtype=jnp.bfloat16, layers="scan")
+    rows = compared(
+        "1B, list", models.from_config(BILLION, dtype=jnp.bfloat16), batch=4, length=512, steps=64, seconds=4
+    )
+    eight = models.from_config(EIGHT_BILLION, dtype=jnp.bfloat16, layers="scan")
     return rows + compared("8B, scan", eight, batch=4, length=512, steps=64, seconds=6)
 
 

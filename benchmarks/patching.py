@@ -76,7 +76,7 @@ def rows(*, width: int, heads: int, bound: float, scan: bool = False, show_short
         return [anywhere(corrupt, values, i, p) for i in numbers[:LAYERS] for p in numbers]
 
     def sweep():
-        return list(patch_sweep(f, clean, corrupt, paths, metric).scores.values())
+        return list(patch_sweep(f, *paths, metric=metric)(clean, corrupt).scores.values())
 
     contenders = {"loop": loop, "sweep": sweep} | ({"short loop": short_loop} if show_short else {})
     found = [jnp.concatenate([jnp.ravel(x) for x in run()]) for run in contenders.values()]

@@ -47,7 +47,7 @@ def use_sonde() -> None:
     sonde.capture(jax.jit(jax.vmap(loss)))(np.stack([X, X]))
     sonde.edit(loss, {"h": lambda h: 2 * h})(X)
     sonde.capture(jax.vmap(jax.vmap(loss)), grads=True)(np.ones((2, 2, 2), np.float32))
-    sonde.perturbed(lambda x: jnp.sum(sonde.perturb(x, "h")))({"h": X}, X)
+    sonde.with_perturbations(lambda x: jnp.sum(sonde.perturb(x, "h")))({"h": X}, X)
     sonde.first_nonfinite(loss)(X)
     try:
         sonde.capture(loss, "nothing")(X)

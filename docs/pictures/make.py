@@ -41,7 +41,7 @@ def photograph(page: Path, name: str, size: tuple[int, int]) -> None:
 def main() -> None:
     """Writes `records.png`, `terminal.svg`, `report.png`, `sweep.png` and `heads.png` beside this file."""
     folder = Path(tempfile.mkdtemp())
-    model = models.load(models.smollm2(), layers="scan")
+    model = models.load(models.path("smollm2"), layers="scan")
     tokenizer = model.tokenizer
     clean, corrupt = (
         jnp.asarray([tokenizer.encode(f"{city} is the capital city of the country of")]) for city in ("Paris", "Rome")
@@ -66,8 +66,8 @@ def main() -> None:
     photograph(folder / "report.html", "report.png", (1200, 1000))
 
     right, wrong = tokenizer.one(" France"), tokenizer.one(" Italy")
-    sweep = patch_sweep(
-        model, (clean,), (corrupt,), "blocks/*/out", lambda logits: logits[0, -1, right] - logits[0, -1, wrong]
+    sweep = patch_sweep(model, "blocks/*/out", metric=lambda logits: logits[0, -1, right] - logits[0, -1, wrong])(
+        (clean,), (corrupt,)
     )
     (folder / "sweep.html").write_text(FRAME + sweep.html(tokens=tokenizer.pieces(np.asarray(clean)[0])))
     photograph(folder / "sweep.html", "sweep.png", (560, 580))

@@ -9,7 +9,7 @@ from drawing import lines
 import sonde
 from sonde import models
 
-model = models.load(models.smollm2(), layers="scan")
+model = models.load(models.path("smollm2"), layers="scan")
 tokenizer = model.tokenizer
 tokens = jnp.asarray([tokenizer.encode("The Eiffel Tower is in the city of")])
 right, wrong = tokenizer.one(" Paris"), tokenizer.one(" London")

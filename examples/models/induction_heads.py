@@ -11,7 +11,7 @@ import sonde
 from sonde import models
 
 HALF = 24
-model = models.load(models.smollm2(), layers="scan")
+model = models.load(models.path("smollm2"), layers="scan")
 once = jax.random.randint(jax.random.key(0), (4, HALF), 1000, 40000)
 tokens = jnp.concatenate([once, once], axis=1)
 

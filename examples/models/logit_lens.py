@@ -9,7 +9,7 @@ from drawing import heat
 from sonde import models
 from sonde.tools import logit_lens
 
-model = models.load(models.smollm2(), layers="scan")
+model = models.load(models.path("smollm2"), layers="scan")
 tokens = model.tokenizer.encode("The Eiffel Tower is in the city of")
 lens = logit_lens(model, "blocks/*/out", readout=model.readout, k=1)(jnp.asarray([tokens]))
 sure = np.stack([sure for _, _, sure in lens.rows()])

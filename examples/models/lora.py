@@ -39,13 +39,13 @@ def step(model: models.Decoder, optimizer: nnx.Optimizer, tokens: jax.Array) -> 
 
 def make_program():
     """The program for `sonde report`: a gradient of the loss, and its arguments."""
-    model = adapted(models.load(models.smollm2()))
+    model = adapted(models.load(models.path("smollm2")))
     tokens = jnp.asarray([model.tokenizer.encode(FACT)])
     return nnx.value_and_grad(loss, argnums=nnx.DiffState(0, nnx.LoRAParam)), (model, tokens)
 
 
 if __name__ == "__main__":
-    model = adapted(models.load(models.smollm2()))
+    model = adapted(models.load(models.path("smollm2")))
     tokens = jnp.asarray([model.tokenizer.encode(FACT)])
     before = models.generate(model, ASKED, max_new_tokens=6).texts[0]
     optimizer = nnx.Optimizer(model, optax.adam(3e-3), wrt=nnx.LoRAParam)

@@ -10,7 +10,7 @@ from drawing import heat
 from sonde import models
 from sonde.tools import patch_sweep
 
-model = models.load(models.smollm2(), layers="scan")
+model = models.load(models.path("smollm2"), layers="scan")
 tokenizer = model.tokenizer
 clean, corrupt = (
     jnp.asarray([tokenizer.encode(f"{city} is the capital city of the country of")]) for city in ("Paris", "Rome")
@@ -23,7 +23,7 @@ def metric(logits: jax.Array) -> jax.Array:
     return logits[0, -1, right] - logits[0, -1, wrong]
 
 
-sweep = patch_sweep(model, (clean,), (corrupt,), "blocks/*/out", metric)
+sweep = patch_sweep(model, "blocks/*/out", metric=metric)((clean,), (corrupt,))
 restored = sweep.stacked()
 print(f"France over Italy: {float(sweep.clean):.2f} after Paris, {float(sweep.corrupt):.2f} after Rome")
 words = tokenizer.pieces(np.asarray(clean)[0])

@@ -12,7 +12,7 @@ from sonde import models
 ANIMALS = "dog cat horse cow pig sheep goat lion tiger bear wolf fox rabbit mouse whale shark eagle frog"
 CITIES = "Paris London Rome Berlin Madrid Vienna Tokyo Moscow Cairo Boston Chicago Sydney Dublin Athens Oslo"
 animals, cities = ANIMALS.split(" "), CITIES.split(" ")
-model = models.load(models.smollm2(), layers="scan")
+model = models.load(models.path("smollm2"), layers="scan")
 words = animals + cities
 batch = model.tokenizer.batch([f"We talked about the {word}, and then we saw it" for word in words])
 labels = np.array([1.0] * len(animals) + [-1.0] * len(cities))

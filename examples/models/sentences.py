@@ -14,7 +14,7 @@ TEXTS = [
     "A woman carries a small child.",
     "The stock market fell sharply today.",
 ]
-model = models.load(models.minilm())
+model = models.load(models.path("minilm"))
 vectors = np.asarray(models.sentence_vectors(model, TEXTS))
 likeness = vectors @ vectors.T
 for i, j in ((0, 1), (2, 3), (0, 4)):

@@ -11,7 +11,7 @@ from sonde import models
 
 LAYER = 14
 SITE = f"blocks/{LAYER}/out"
-model = models.load(models.smollm2(), layers="scan")
+model = models.load(models.path("smollm2"), layers="scan")
 tokenizer = model.tokenizer
 
 

@@ -5,8 +5,10 @@
     scope(name)                     names for the sites inside a block
     capture(f, *patterns)           run `f`, return `(result, records)`
     edit(f, {pattern: new})         run `f` with values replaced
-    perturb, perturbations, perturbed   add to values, and differentiate with respect to the additions
-    records_before(error)           the records of a capture up to the point where `f` failed
+    perturb(x, name)                mark a value that something can be added to
+    with_perturbations(f)           `f` with arrays added at sites, to differentiate with respect to them
+    zero_perturbations(f)           zeros for these arrays, without running `f`
+    partial_records(error)          the records of a capture up to the point where `f` failed
     sites(f)                        the sites that a capture would record and their cost, without running `f`
     first_nonfinite(f)              finds the operation that makes the first NaN or Inf
     alias(), alias_report()         packages written for Flax run on Sonde; what they asked of Flax
@@ -14,17 +16,8 @@
 
 from sonde._import_paths import forward_moved_modules
 from sonde._lazy_names import lazy_names
+from sonde._renames import MODULES
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
 
-# The paths of 0.0, until 0.2.
-forward_moved_modules(
-    {
-        "sonde.bridge": "sonde.flax.bridge",
-        "sonde.serialization": "sonde.flax.serialization",
-        "sonde.struct": "sonde.flax.struct",
-        "sonde.training": "sonde.flax.training",
-        "sonde.training.train_state": "sonde.flax.training.train_state",
-        "sonde.traverse_util": "sonde.flax.traverse_util",
-    }
-)
+forward_moved_modules(MODULES)

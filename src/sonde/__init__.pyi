@@ -24,14 +24,14 @@ from sonde.core import cache_clear as cache_clear
 from sonde.core import cache_info as cache_info
 from sonde.core import capture as capture
 from sonde.core import edit as edit
+from sonde.core import partial_records as partial_records
 from sonde.core import perturb as perturb
-from sonde.core import perturbations as perturbations
-from sonde.core import perturbed as perturbed
-from sonde.core import records_before as records_before
 from sonde.core import scope as scope
 from sonde.core import set_cache_bound as set_cache_bound
 from sonde.core import sites as sites
 from sonde.core import sow as sow
+from sonde.core import with_perturbations as with_perturbations
+from sonde.core import zero_perturbations as zero_perturbations
 from sonde.flax.alias import alias as alias
 from sonde.flax.alias import alias_report as alias_report
 from sonde.inside import Inside as Inside

@@ -13,10 +13,11 @@ from __future__ import annotations
 import importlib
 import sys
 import types
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from typing import Any
+
+from sonde._renames import warn_of
 
 _MISSING: Any = object()
 
@@ -57,7 +58,7 @@ def _forwarding(old: str, new: str) -> Callable[[str], Any]:
     def lookup(attribute: str) -> Any:
         if attribute.startswith("__"):
             raise AttributeError(f"module {old!r} has no attribute {attribute!r}")
-        warnings.warn(f"`{old}` is now `{new}`; the old path goes with 0.2.", DeprecationWarning, stacklevel=2)
+        warn_of(old, new)
         return getattr(importlib.import_module(new), attribute)
 
     return lookup

@@ -8,16 +8,21 @@ package does
 and nothing behind its names is imported before it is needed. The stub holds only lines of the form
 `from sonde.tools.numerics.nonfinite import NonFinite as NonFinite`: the `as` says that a name is public, for a type
 checker as for this file. A name that is a module is listed as `from sonde.nnx.training import metrics as metrics`.
+
+A name of the last release that has a new one (`_renames.NAMES`) is found too, with a warning.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from sonde._renames import NAMES, renamed, warn_of
 
 
 def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
@@ -34,6 +39,8 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[
 
     def load(name: str) -> Any:
         if name not in homes:
+            if (new_name := renamed(package, name)) is not None:
+                return _under_old_name(package, name, *new_name)
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, attribute = homes[name]
         value = _part_of(package, attribute) if module == package else _attribute(module, attribute)
@@ -45,6 +52,13 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[
 
     # `from sonde import *` must not import every package below.
     return load, names, sorted(name for name, (module, _) in homes.items() if module != package)
+
+
+def _under_old_name(package: str, old: str, new: str, argument: str | None) -> Any:
+    """What an old name stands for. It is not stored in the package, so that every use warns."""
+    warn_of(f"{package}.{old}", f"{package}.{NAMES[package][old]}", stacklevel=4)
+    value = getattr(sys.modules[package], new)
+    return value if argument is None else functools.partial(value, argument)
 
 
 def _homes(stub: str) -> dict[str, tuple[str, str]]:

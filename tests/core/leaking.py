@@ -201,13 +201,15 @@ CASES: dict[str, Case] = {
     "a capture that fails": Case(lambda i: without_result()),
     "an edit": Case(lambda i: edited_by(float(i))),
     "an edit of a fresh function": Case(lambda i: sonde.edit(lambda x: marked(x) * i, {"h": lambda h: h * 2})(X)),
-    "a perturbation": Case(lambda i: sonde.perturbed(lambda x: jnp.sum(sonde.perturb(x, "p")))({"p": X * i}, X)),
+    "a perturbation": Case(
+        lambda i: sonde.with_perturbations(lambda x: jnp.sum(sonde.perturb(x, "p")))({"p": X * i}, X)
+    ),
     "a list of sites": Case(lambda i: sonde.sites(lambda x: marked(x) * i)(X)),
     "a search for NaN": Case(lambda i: sonde.first_nonfinite(lambda x: marked(x) * i)(X)),
     "a summary": Case(lambda i: tools.summarize(gradient(i))(X)),
     "a comparison": Case(lambda i: tools.compare(lambda x: marked(x) * i, marked)(X)),
     "an attribution": Case(lambda i: tools.attribute(lambda x: marked(x) * i)(X)),
-    "a sweep": Case(lambda i: tools.patch_sweep(lambda x: marked(x) * i, X, 2 * X, "h", jnp.sum)),
+    "a sweep": Case(lambda i: tools.patch_sweep(lambda x: marked(x) * i, "h", metric=jnp.sum)(X, 2 * X)),
     "an ablation": Case(lambda i: tools.ablate(lambda x: marked(x) * i, "h")(X)),
     "features": Case(lambda i: tools.extract(lambda x: marked(x) * i, {"h": "feature"})(X)),
     "a monitored step": Case(lambda i: monitored()),

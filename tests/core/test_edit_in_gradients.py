@@ -171,7 +171,7 @@ def test_chosen_iterations_calls_and_positions():
     twice = lambda x: g(g(x)).sum()
     hand = lambda x: (lambda y: jnp.sin(y) ** 2 * y)(jnp.sin(x) * x).sum()
     same(edit(jax.grad(twice), {"h": Edit(lambda h: h**2, calls=1)})(X), jax.grad(hand)(X))
-    at = Edit(lambda h: h * 0, positions=[1, -1], axis=-1)
+    at = Edit(lambda h: h * 0, positions=[1, -1], position_axis=-1)
     hand = lambda x: straight(x, lambda h, _: h.at[1].set(0).at[-1].set(0))
     same(edit(jax.grad(lambda x: straight(x, sow)), {"h": at})(X), jax.grad(hand)(X))
 

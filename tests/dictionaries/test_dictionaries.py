@@ -121,7 +121,7 @@ def test_a_transcoder_and_a_store(tmp_path):
     f = lambda x: sonde.sow(sonde.sow(x, "in") @ turn, "out")
     kept = store.harvest(f, [rows(512, s) for s in range(8)], tmp_path, progress=False)
     made = Dictionary(12, 40, d_out=5, activation="topk", k=6, rngs=nnx.Rngs(0))
-    batches = kept.batches(128, "in", "out", shuffle=0, epochs=None)
+    batches = kept.batches(128, "in", "out", shuffle=True, epochs=None)
     dictionaries.train(made, batches, steps=600, learning_rate=3e-3, dead_after=0)
     test = rows(500, 99)
     assert dictionaries.evaluate(made, [(test, test @ np.asarray(turn))]).explained > 0.8

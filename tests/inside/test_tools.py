@@ -48,7 +48,9 @@ def test_ablate_steer_attribute_and_patches():
     for method in ("gradient", "integrated"):
         got = tools.attribute(plain, SITE, method=method, steps=4, **AT)(X)[SITE][0]
         np.testing.assert_allclose(got, tools.attribute(sown, SITE, method=method, steps=4)(X)[SITE][0], rtol=1e-5)
-    sweeps = [tools.patch_sweep(f, X, X * 0, SITE, jnp.sum, **k).scores[SITE] for f, k in ((plain, AT), (sown, {}))]
+    sweeps = [
+        tools.patch_sweep(f, SITE, metric=jnp.sum, **k)(X, X * 0).scores[SITE] for f, k in ((plain, AT), (sown, {}))
+    ]
     np.testing.assert_allclose(*sweeps, rtol=1e-6)
 
 
@@ -83,12 +85,12 @@ def test_tools_that_need_the_whole_batch_of_a_mapped_model():
     for kind in ("previous", "duplicate", "induction"):
         np.testing.assert_allclose(mine[kind], hand(tokens)[kind], rtol=1e-6)
     read = {"readout": lambda x: x @ model.table.weight.T, "metric": lambda logits: logits[:, 3].sum(), "position": 1}
-    mine = tools.logit_attribution(run, "table/out", "attention/out", stream="out", inside=model, **read)(tokens)
-    hand = tools.logit_attribution(by_hand, "a", "b", stream="end", **read)(tokens)
+    mine = tools.logit_attribution(run, "table/out", "attention/out", residual="out", inside=model, **read)(tokens)
+    hand = tools.logit_attribution(by_hand, "a", "b", residual="end", **read)(tokens)
     np.testing.assert_allclose(list(mine.totals.values()), list(hand.totals.values()), rtol=1e-5)
     with pytest.raises(ValueError, match="several values, of a loop"):
         looped = jax.vmap(lambda t: jax.lax.scan(lambda x, _: (model(t), None), model(t), length=2)[0])
-        tools.logit_attribution(looped, "out", stream="out", inside=model, **read)(tokens)
+        tools.logit_attribution(looped, "out", residual="out", inside=model, **read)(tokens)
 
 
 def test_monitor_and_examine():
@@ -104,7 +106,14 @@ def test_every_tool_that_looks_at_sites_has_the_keyword():
     others = ("probe", "example_grad_norms", "assert_same_program", "compare_parameters", "torch_records")
     names = [name for name in tools.__all__ if name[0].islower() and name not in others]
     verbs = [getattr(tools, name) for name in names]
-    core = [sonde.capture, sonde.edit, sonde.sites, sonde.perturbations, sonde.perturbed, sonde.first_nonfinite]
+    core = [
+        sonde.capture,
+        sonde.edit,
+        sonde.sites,
+        sonde.zero_perturbations,
+        sonde.with_perturbations,
+        sonde.first_nonfinite,
+    ]
     on_disk = [store.harvest, store.statistics, store.stream, dictionaries.splice, dictionaries.loss_recovered]
     for verb in [*verbs, *core, *on_disk, examine]:
         assert "inside" in inspect.signature(verb).parameters, verb

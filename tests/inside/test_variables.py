@@ -520,8 +520,8 @@ def test_an_edit_of_a_shared_container_is_an_error():
 
 def test_perturbations():
     loss = lambda x: (dot_product(x, x) ** 2).sum()
-    zeros = sonde.perturbations(loss, "**/weights", inside=dot_product)(X)
-    grads = jax.grad(sonde.perturbed(loss, inside=dot_product))(zeros, X)
+    zeros = sonde.zero_perturbations(loss, "**/weights", inside=dot_product)(X)
+    grads = jax.grad(sonde.with_perturbations(loss, inside=dot_product))(zeros, X)
     np.testing.assert_allclose(grads["dot_product/weights"], 2 * jax.nn.softmax(X * X), rtol=1e-5)
 
 
@@ -532,10 +532,10 @@ def test_a_perturbation_of_what_is_only_looked_at_is_an_error():
 
     where = f"{f.__qualname__.replace('.<locals>', '')}/given"
     with pytest.raises(EditError, match="continues with the value itself"):
-        sonde.perturbations(f, "**/given", inside=f)({"a": X})
+        sonde.zero_perturbations(f, "**/given", inside=f)({"a": X})
     with pytest.raises(EditError, match="continues with the value itself"):
-        sonde.perturbed(f, inside=f)({where: {"a": X}}, {"a": X})
-    every = sonde.perturbations(f, "**", inside=f)({"a": X})
+        sonde.with_perturbations(f, inside=f)({where: {"a": X}}, {"a": X})
+    every = sonde.zero_perturbations(f, "**", inside=f)({"a": X})
     assert {path.rpartition("/")[2] for path in every} == {"a", "return"}
 
 

@@ -45,7 +45,7 @@ def test_smollm2_goes_on_as_transformers_does(tmp_path: Path) -> None:
     import torch
     import transformers
 
-    model = models.load(models.smollm2(), layers="scan")
+    model = models.load(models.path("smollm2"), layers="scan")
     models.save(model, tmp_path)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, torch_dtype=torch.float32).eval()
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -61,7 +61,7 @@ def test_smollm2_goes_on_as_transformers_does(tmp_path: Path) -> None:
     asked = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     assert model.tokenizer.chat(chat) == asked
     # The file as `transformers` itself reads it.
-    path = models.smollm2()
+    path = models.path("smollm2")
     read = transformers.AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, torch_dtype=torch.float32
     )
@@ -71,7 +71,7 @@ def test_smollm2_goes_on_as_transformers_does(tmp_path: Path) -> None:
 
 
 def test_minilm_has_the_likeness_that_its_page_shows() -> None:
-    model = models.load(models.minilm())
+    model = models.load(models.path("minilm"))
     texts = ["A man is eating food.", "A man is eating a piece of bread.", "The stock market fell sharply today."]
     vectors = np.asarray(models.sentence_vectors(model, texts))
     assert abs(float(vectors[0] @ vectors[1]) - 0.7553) < 1e-3

@@ -323,6 +323,6 @@ print((peak() - before) / size)
 def test_peak_memory(folder: Path, tmp_path: Path, layers: str) -> None:
     config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 16, "hidden_size": 768}
     config |= {"num_attention_heads": 12, "intermediate_size": 2048, "vocab_size": 32000}
-    models.save(models.new(config), tmp_path / "large")
+    models.save(models.from_config(config), tmp_path / "large")
     used = float(in_process(MEMORY, str(folder), str(tmp_path / "large"), layers))
     assert used < 1.2

@@ -98,7 +98,7 @@ def by_minibatches(folder: Path, **options) -> dict[str, np.ndarray]:
 
 
 def by_shuffled_minibatches(folder: Path) -> dict[str, np.ndarray]:
-    return by_minibatches(folder, shuffle=0, window=16)
+    return by_minibatches(folder, shuffle=True, window=16)
 
 
 def by_merging(folder: Path) -> dict[str, np.ndarray]:

@@ -140,7 +140,7 @@ def test_killed_before_all_files_exist(tmp_path, monkeypatch):
             make()
         left = store.open(tmp_path)
         assert store.check(tmp_path) == [] and left["h"][:].shape == (0, 3) and left["h"][:, 1:].dtype == "float32"
-        assert [*left.batches(2, shuffle=0)] == []
+        assert [*left.batches(2, shuffle=True)] == []
         assert make()["h"].shape == (2, 3)
         assert zarr.open_group(str(tmp_path), mode="r")["values/h"].shape == (2, 3)
 

@@ -29,13 +29,13 @@ def test_logit_attribution_by_head() -> None:
         by_head = logit_attribution(
             model,
             "blocks/*/attn/heads",
-            stream=END,
+            residual=END,
             readout=model.readout,
             metric=lambda y: y[0, 3] - y[0, 2],
             writes={"blocks/*/attn/heads": lambda path, m=matrices: m[int(path.split("/")[1])]},
         )(TOKENS)
         whole = logit_attribution(
-            model, "blocks/*/attn/out", stream=END, readout=model.readout, metric=lambda y: y[0, 3] - y[0, 2]
+            model, "blocks/*/attn/out", residual=END, readout=model.readout, metric=lambda y: y[0, 3] - y[0, 2]
         )(TOKENS)
         assert {np.shape(x) for x in by_head.values()} == {(2,)}
         for i in range(LAYERS):
@@ -48,7 +48,7 @@ def test_logit_attribution_by_head() -> None:
 def test_paths_and_edges_of_a_scan_are_those_of_a_list() -> None:
     models, senders = both(), ("blocks/{0..1}/attn/out", "blocks/1/mlp/out")
     receivers = ("blocks/{1..2}/attn_in",)
-    a, b = (patch_paths(models[k], (TOKENS,), (OTHERS,), senders, receivers, metric) for k in ("list", "scan"))
+    a, b = (patch_paths(models[k], senders, receivers, metric=metric)((TOKENS,), (OTHERS,)) for k in ("list", "scan"))
     assert list(a.scores) == list(b.scores) and len(a.scores) > 2
     for pair in a.scores:
         np.testing.assert_allclose(a.scores[pair], b.scores[pair], rtol=1e-3, atol=1e-4)
@@ -66,7 +66,7 @@ def test_sweeps_over_what_modules_return() -> None:
     found = []
     for model in both().values():
         sites = ["blocks/*/out", "blocks/*/attn/out"]
-        sweep = patch_sweep(model, (TOKENS,), (OTHERS,), sites, metric)
+        sweep = patch_sweep(model, *sites, metric=metric)((TOKENS,), (OTHERS,))
         _, records = sonde.capture(model, "blocks/2/out")(TOKENS)
         clean = records["blocks/2/out"].value
         by_edit = sonde.edit(model, {"blocks/2/out": lambda x, c=clean: x.at[:, 5].set(c[:, 5])})(OTHERS)
@@ -85,12 +85,12 @@ def test_single_layers_are_perturbed() -> None:
         jnp.zeros((1, 6, 16))
     )
     for model in both().values():
-        zeros = sonde.perturbations(model, "blocks/2/mlp/out")(TOKENS)
-        found = jax.grad(lambda p, m=model: metric(sonde.perturbed(m)(p, TOKENS)))(zeros)
+        zeros = sonde.zero_perturbations(model, "blocks/2/mlp/out")(TOKENS)
+        found = jax.grad(lambda p, m=model: metric(sonde.with_perturbations(m)(p, TOKENS)))(zeros)
         assert list(found) == ["blocks/2/mlp/out"]
         np.testing.assert_allclose(found["blocks/2/mlp/out"], gradient, rtol=1e-3, atol=1e-5)
         with pytest.raises(NoSuchSiteError, match="blocks/9/mlp/out"):
-            sonde.perturbed(model)({"blocks/9/mlp/out": gradient}, TOKENS)
+            sonde.with_perturbations(model)({"blocks/9/mlp/out": gradient}, TOKENS)
 
 
 def test_means_and_samples_of_single_heads() -> None:
@@ -98,10 +98,12 @@ def test_means_and_samples_of_single_heads() -> None:
     for model in both().values():
         _, other = sonde.capture(model, "blocks/2/attn/heads")(OTHERS)
         sample = other["blocks/2/attn/heads"].value
-        resampled = ablate(model, "blocks/2/attn/heads", units=1, axis=-2, to={"blocks/2/attn/heads": sample})(TOKENS)
+        resampled = ablate(model, "blocks/2/attn/heads", units=1, unit_axis=-2, value={"blocks/2/attn/heads": sample})(
+            TOKENS
+        )
         by_edit = sonde.edit(model, {"blocks/2/attn/heads": lambda x, s=sample: x.at[..., 1, :].set(s[..., 1, :])})
         np.testing.assert_allclose(resampled, by_edit(TOKENS), rtol=1e-4, atol=1e-5)
-        mean = ablate(model, "blocks/2/attn/heads", units=1, axis=-2, to="mean")(TOKENS)
+        mean = ablate(model, "blocks/2/attn/heads", units=1, unit_axis=-2, value="mean")(TOKENS)
         averaged = sonde.edit(model, {"blocks/2/attn/heads": lambda x: x.at[..., 1, :].set(x[..., 1, :].mean((0, 1)))})
         np.testing.assert_allclose(mean, averaged(TOKENS), rtol=1e-4, atol=1e-5)
         results.append((resampled, mean))

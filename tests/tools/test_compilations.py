@@ -43,7 +43,7 @@ def looped(x: Any) -> Any:
 
 jitted, jitted_loop = jax.jit(network), jax.jit(looped)
 step = jax.jit(jax.grad(lambda x: network(x).sum()))
-MODEL = models.new(
+MODEL = models.from_config(
     {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 4, "num_attention_heads": 2,
      "intermediate_size": 8, "vocab_size": 16}
 )  # fmt: skip
@@ -57,7 +57,7 @@ CALLS: dict[str, Callable[[int], Any]] = {
     "edit of a step": lambda i: sonde.edit(step, {"h": lambda h, d=DIRECTIONS[i]: h * d})(X),
     "edit of a gradient": lambda i: sonde.edit(step, {"h": Edit(grad=lambda g, d=DIRECTIONS[i]: g * d)})(X),
     "array": lambda i: sonde.edit(jitted, {"h": X * i})(X),
-    "number": lambda i: ablate(jitted, "h", to=float(i))(X),
+    "number": lambda i: ablate(jitted, "h", value=float(i))(X),
     "record": lambda i: sonde.edit(jitted, {"h": RECORDS[i]})(X),
     "record in Python": lambda i: sonde.edit(lambda x: jitted(x) + 1, {"h": RECORDS[i]})(X),
     "row of a loop": lambda i: sonde.edit(jitted_loop, {"blocks/1/h": lambda h, d=DIRECTIONS[i]: h + d})(X),

@@ -19,15 +19,15 @@ def test_every_face(face):
     f = forward(face)
     np.testing.assert_allclose(ablate(f, "hidden")(X), [0, 0])
     np.testing.assert_allclose(ablate(f, "hidden", units=[-1])(X), [5, 3])
-    np.testing.assert_allclose(ablate(f, "hidden", units=0, axis=0)(X), [0, 3])
-    np.testing.assert_allclose(ablate(f, "hidden", to="mean")(X), [3, 3])
-    np.testing.assert_allclose(ablate(f, "hidden", to=1.0, units=1)(X), [8, 8])
+    np.testing.assert_allclose(ablate(f, "hidden", units=0, unit_axis=0)(X), [0, 3])
+    np.testing.assert_allclose(ablate(f, "hidden", value="mean")(X), [3, 3])
+    np.testing.assert_allclose(ablate(f, "hidden", value=1.0, units=1)(X), [8, 8])
     np.testing.assert_allclose(steer(f, {"hidden": jnp.array([0.0, 1.0, 0.0])}, scale=2.0)(X), [13, 13])
     np.testing.assert_allclose(f(X), OUT)
 
 
 def test_pytrees_loops_and_scalars():
-    out = ablate(tree, "tree", to=2.0)(X)
+    out = ablate(tree, "tree", value=2.0)(X)
     assert (out["a"] == 2).all() and out["s"] == 2 and (out["flag"] == (X > 0)).all()
     out = steer(tree, {"tree": {"a": 1.0, "s": jnp.float32(2.0), "flag": jnp.zeros(1, bool)}})(X)
     np.testing.assert_allclose(out["a"], X + 1)
@@ -45,12 +45,12 @@ def test_errors():
     f = lambda x: sow(x, "h")
     with pytest.raises(ValueError, match="ablate needs at least one pattern"):
         ablate(f)
-    with pytest.raises(ValueError, match="to= is a number, an array, 'mean' or statistics by path, got 'median'"):
-        ablate(f, "h", to="median")
+    with pytest.raises(ValueError, match="value= is a number, an array, 'mean' or statistics by path, got 'median'"):
+        ablate(f, "h", value="median")
     with pytest.raises(ValueError, match=r"a value of shape \[2, 2\] has no unit 2 along axis -1"):
         ablate(f, "h", units=2)(X)
     with pytest.raises(ValueError, match=r"a value of shape \[2, 2\] has no axis 5"):
-        ablate(f, "h", axis=5)(X)
+        ablate(f, "h", unit_axis=5)(X)
     with pytest.raises(NoSuchSiteError, match="pattern 'g' matches none"):
         steer(f, {"g": 1.0})(X)
     with pytest.raises(EditError, match=r"steer at 'h': a direction of shape \[3\] does not broadcast to the value of"):

@@ -51,7 +51,7 @@ def by_hand(x: Any, outs: dict[int, Any] | None = None, ins: dict[int, Any] | No
 
 
 def test_path_patching() -> None:
-    found = patch_paths(stream, X, Y, ("0/out", "1/out", "2/out"), "*/in", lambda y: y)
+    found = patch_paths(stream, ("0/out", "1/out", "2/out"), "*/in", metric=lambda y: y)(X, Y)
     _, _, clean = by_hand(X)
     corrupt, _, held = by_hand(Y)
     assert float(found.corrupt) == pytest.approx(float(corrupt), rel=1e-6)
@@ -106,7 +106,7 @@ def test_direct_logits(layers: str) -> None:
     model = both()[layers]
     names = ("embedded", "blocks/*/attn/out", "blocks/*/mlp/out")
     metric = lambda logits: logits[0, 3] - logits[0, 2]
-    found = logit_attribution(model, *names, stream=f"blocks/{LAYERS - 1}/out", readout=model.readout, metric=metric)(
+    found = logit_attribution(model, *names, residual=f"blocks/{LAYERS - 1}/out", readout=model.readout, metric=metric)(
         TOKENS
     )
     logits, records = sonde.capture(model)(TOKENS)
@@ -123,7 +123,7 @@ def test_direct_logits(layers: str) -> None:
         neurons = logit_attribution(
             model,
             "blocks/1/mlp/hidden",
-            stream=f"blocks/{LAYERS - 1}/out",
+            residual=f"blocks/{LAYERS - 1}/out",
             readout=model.readout,
             metric=metric,
             writes={"blocks/1/mlp/hidden": down},
@@ -164,15 +164,17 @@ def test_positions_and_head_means() -> None:
     np.testing.assert_array_equal(steer(f, {"h": jnp.ones(4)}, positions=0)(x), x.at[:, 0].add(1))
     heads = jnp.arange(48.0).reshape(2, 3, 2, 4)
     mean = heads.mean((0, 1))
-    np.testing.assert_allclose(ablate(f, "h", units=1, axis=-2, to="mean")(heads), heads.at[:, :, 1].set(mean[1]))
+    np.testing.assert_allclose(
+        ablate(f, "h", units=1, unit_axis=-2, value="mean")(heads), heads.at[:, :, 1].set(mean[1])
+    )
     np.testing.assert_array_equal(
-        sonde.edit(f, {"h": sonde.Edit(jnp.zeros_like, positions=1, axis=0)})(x), x.at[1].set(0)
+        sonde.edit(f, {"h": sonde.Edit(jnp.zeros_like, positions=1, position_axis=0)})(x), x.at[1].set(0)
     )
     mapped = jax.vmap(lambda x: sonde.edit(f, {"h": sonde.Edit(lambda h: -h, positions=1)})(x))(x)
     np.testing.assert_array_equal(mapped, x.at[:, 1].multiply(-1))
     _, other = sonde.capture(f)(x[::-1])
-    np.testing.assert_array_equal(ablate(f, "h", to=other)(x), x[::-1])
-    np.testing.assert_array_equal(ablate(f, "h", to={"h": x[0]}, units=2)(x), x.at[:, :, 2].set(x[0, :, 2]))
+    np.testing.assert_array_equal(ablate(f, "h", value=other)(x), x[::-1])
+    np.testing.assert_array_equal(ablate(f, "h", value={"h": x[0]}, units=2)(x), x.at[:, :, 2].set(x[0, :, 2]))
     loop = lambda x: jax.lax.scan(lambda c, _: (sow(c + 1, "c"), None), x, length=4)[0]
     assert float(ablate(loop, "c", iterations=2)(jnp.zeros((1, 1)))[0, 0]) == 1.0
     with pytest.raises(EditError, match="no position 3 along axis -2"):
@@ -182,7 +184,7 @@ def test_positions_and_head_means() -> None:
 def test_sweeps_over_axes_and_directions() -> None:
     model = both()["scan"]
     metric = lambda logits: logits[0, -1, 3] - logits[0, -1, 2]
-    heads = patch_sweep(model, (TOKENS,), (OTHERS,), "blocks/{1..2}/attn/heads", metric, axis=(-2, -3))
+    heads = patch_sweep(model, "blocks/{1..2}/attn/heads", metric=metric, axis=(-2, -3))((TOKENS,), (OTHERS,))
     _, records = sonde.capture(model)(TOKENS)
     assert heads.stacked().shape == (2, 2, 6)
     clean = records["blocks/2/attn/heads"].value
@@ -190,7 +192,7 @@ def test_sweeps_over_axes_and_directions() -> None:
     np.testing.assert_allclose(heads.scores["blocks/2/attn/heads"][1, 5], metric(by_edit), rtol=1e-5)
     direction = jax.random.normal(jax.random.key(0), (16,))
     unit = direction / jnp.linalg.norm(direction)
-    along = patch_sweep(model, (TOKENS,), (OTHERS,), "blocks/1/out", metric, directions=direction)
+    along = patch_sweep(model, "blocks/1/out", metric=metric, directions=direction)((TOKENS,), (OTHERS,))
     clean = records["blocks/1/out"].value
 
     def moved(x: Any) -> Any:
@@ -199,9 +201,9 @@ def test_sweeps_over_axes_and_directions() -> None:
     expected = metric(sonde.edit(model, {"blocks/1/out": moved})(OTHERS))
     np.testing.assert_allclose(along.scores["blocks/1/out"][4, 0], expected, rtol=1e-5)
     with pytest.raises(TypeError, match="axis= must be a number"):
-        patch_sweep(model, (TOKENS,), (OTHERS,), "embedded", metric, axis="head")
+        patch_sweep(model, "embedded", metric=metric, axis="head")((TOKENS,), (OTHERS,))
     with pytest.raises(ValueError, match="twice"):
-        patch_sweep(model, (TOKENS,), (OTHERS,), "embedded", metric, axis=(-2, 1))
+        patch_sweep(model, "embedded", metric=metric, axis=(-2, 1))((TOKENS,), (OTHERS,))
 
 
 def test_compare_by_norm_and_names() -> None:
@@ -221,10 +223,10 @@ def test_compare_by_norm_and_names() -> None:
     renamed = compare(lambda x: model(x, name="block"), model)(X)
     assert renamed.first is None and not renamed.only_first
     assert renamed.names["block3/out"] == "h3/out" and len(renamed.drifts) == 13
-    given = compare(lambda x: sow(x, "a"), lambda x: sow(x, "b"), names={"a": "b"})(X)
+    given = compare(lambda x: sow(x, "a"), lambda x: sow(x, "b"), match_paths={"a": "b"})(X)
     assert len(given.drifts) == 1 and given.first is None
     with pytest.raises(ValueError, match="second program has no site 'c'"):
-        compare(lambda x: sow(x, "a"), lambda x: sow(x, "b"), names={"a": "c"})(X)
+        compare(lambda x: sow(x, "a"), lambda x: sow(x, "b"), match_paths={"a": "c"})(X)
 
 
 def test_lens_shows_words() -> None:

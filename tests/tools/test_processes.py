@@ -51,7 +51,7 @@ assert found.path == "x" and found.infs == 1
 
 summary = tools.summarize(jax.jit(loss))(w, x)
 assert repr(summary)
-step = tools.monitor(jax.jit(loss), {"h": ["mean", "nonfinite"]}, every=1, to=folder + "/numbers.jsonl")
+step = tools.monitor(jax.jit(loss), {"h": ["mean", "nonfinite"]}, every=1, writers=folder + "/numbers.jsonl")
 step(w, x)
 np.testing.assert_allclose(step.flush()["h/mean"], np.tanh(X @ W).mean(), rtol=1e-4)
 report = examine(jax.jit(jax.value_and_grad(loss)), grads=True)(w, x)

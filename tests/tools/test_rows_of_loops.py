@@ -75,7 +75,7 @@ def test_records_of_some_rows_are_edits_of_these_rows(form: Any, rows: Any) -> N
     close(jax.jit(jax.vmap(both))(X, Y), expected)
     _, mapped = sonde.capture(jax.vmap(f), *paths)(X)
     close(sonde.edit(jax.vmap(f), mapped)(Y), expected)
-    close(ablate(f, *paths, to=records)(Y), expected)
+    close(ablate(f, *paths, value=records)(Y), expected)
 
 
 @pytest.mark.every(5)
@@ -83,7 +83,7 @@ def test_records_of_some_rows_are_edits_of_these_rows(form: Any, rows: Any) -> N
 def test_tools_take_some_rows(form: Any, rows: Any) -> None:
     f, name = form
     paths = [*map(name, rows)]
-    sweep = patch_sweep(f, X, Y, paths, metric)
+    sweep = patch_sweep(f, *paths, metric=metric)(X, Y)
     assert list(sweep.scores) == paths
     for path in rows:
         by_edit = by_hand(Y, {path: lambda v, p=path: v.at[:, 2].set(OF_X[p][:, 2])})[0]
@@ -94,7 +94,7 @@ def test_tools_take_some_rows(form: Any, rows: Any) -> None:
         gradient = jax.grad(lambda new, p=p: metric(by_hand(X, {p: lambda _: new})[0]))
         points = [OF_Y[p] + (k + 0.5) / 3 * (OF_X[p] - OF_Y[p]) for k in range(3)]
         close(found[name(p)][0], sum(map(gradient, points)) / 3 * (OF_X[p] - OF_Y[p]))
-    paths_of = patch_paths(f, X, Y, paths, name("blocks/5/in"), metric)
+    paths_of = patch_paths(f, paths, name("blocks/5/in"), metric=metric)(X, Y)
     edges = attribute_edges(f, paths, [name("blocks/1/read"), name("blocks/4/read")], metric=metric, baseline=(Y,))(X)
     kept = edges[:1]
     for p in rows:
@@ -129,21 +129,21 @@ def _measured(kept: set[Any], senders: Any, name: Callable[[str], str]) -> Any:
 def test_some_rows_are_perturbed(form: Any, rows: Any) -> None:
     f, name = form
     paths = [*map(name, rows)]
-    zeros = sonde.perturbations(f, *paths)(X)
+    zeros = sonde.zero_perturbations(f, *paths)(X)
     assert list(zeros) == paths
-    found = jax.grad(lambda d: metric(sonde.perturbed(f)(d, X)))(zeros)
+    found = jax.grad(lambda d: metric(sonde.with_perturbations(f)(d, X)))(zeros)
     for p in rows:
         by = jax.grad(lambda d, p=p: metric(by_hand(X, {p: lambda v: v + d})[0]))(jnp.zeros_like(X))
         close(found[name(p)], by)
     with pytest.raises(NoSuchSiteError, match=r"blocks/77/out"):
-        sonde.perturbed(f)({"blocks/77/out": X}, X)
+        sonde.with_perturbations(f)({"blocks/77/out": X}, X)
 
 
 def test_all_rows_of_loops_in_loops_are_perturbed_together() -> None:
     f, name = FORMS["nested"]
-    zeros = sonde.perturbations(f, "groups/*/blocks/*/out")(X)
+    zeros = sonde.zero_perturbations(f, "groups/*/blocks/*/out")(X)
     assert {path: x.shape for path, x in zeros.items()} == {"groups/*/blocks/*/out": (GROUPS, PER_GROUP, *X.shape)}
-    found = jax.grad(lambda d: metric(sonde.perturbed(f)(d, X)))(zeros)["groups/*/blocks/*/out"]
+    found = jax.grad(lambda d: metric(sonde.with_perturbations(f)(d, X)))(zeros)["groups/*/blocks/*/out"]
     by = jax.grad(lambda d: metric(by_hand(X, {"blocks/3/out": lambda v: v + d})[0]))(jnp.zeros_like(X))
     close(found[1, 0], by)
     assert name("blocks/3/out") == "groups/1/blocks/0/out"
@@ -153,9 +153,9 @@ def test_rows_in_a_loop_without_a_name_are_perturbed() -> None:
     def twice(x: Any) -> Any:
         return jax.lax.scan(lambda c, _: (scanned(c), None), x, length=2)[0]
 
-    zeros = sonde.perturbations(twice, "blocks/2/out")(X)
+    zeros = sonde.zero_perturbations(twice, "blocks/2/out")(X)
     assert {path: x.shape for path, x in zeros.items()} == {"blocks/2/out": (2, *X.shape)}
-    found = jax.grad(lambda d: metric(sonde.perturbed(twice)(d, X)))(zeros)["blocks/2/out"]
+    found = jax.grad(lambda d: metric(sonde.with_perturbations(twice)(d, X)))(zeros)["blocks/2/out"]
     edit: Any = lambda d: {"blocks/2/out": lambda v: v + d}
     by = jax.grad(lambda d: metric(by_hand(by_hand(X, edit(d[0]))[0], edit(d[1]))[0]))(jnp.zeros((2, *X.shape)))
     close(found, by)
@@ -224,23 +224,23 @@ def test_paths_in_a_loop_without_a_name() -> None:
     for senders, receivers in (("out", "read"), ("start", "read"), ("out", "end")):
         g = lambda x: sonde.sow(f(sonde.sow(x, "start")), "end")
         with pytest.raises(CaptureError, match=r"patch_paths: '(out|read)' .*is in a loop that has no name"):
-            patch_paths(g, X, Y, senders, receivers, lambda y: y)
+            patch_paths(g, senders, receivers, metric=lambda y: y)(X, Y)
 
 
 def test_nothing_is_held_on_the_way() -> None:
-    found = patch_paths(listed, X, Y, "blocks/2/out", "blocks/5/in", metric, frozen=())
+    found = patch_paths(listed, "blocks/2/out", "blocks/5/in", metric=metric, frozen=())(X, Y)
     arrived = by_hand(Y, {"blocks/2/out": lambda _: OF_X["blocks/2/out"]})[1]["blocks/5/in"]
     close(found.scores["blocks/2/out", "blocks/5/in"], metric(by_hand(Y, {"blocks/5/in": lambda _: arrived})[0]))
     with pytest.raises(ValueError, match="needs senders and receivers"):
-        patch_paths(listed, X, Y, (), "blocks/5/in", metric)
+        patch_paths(listed, (), "blocks/5/in", metric=metric)(X, Y)
 
 
 def test_heads_need_means_of_heads() -> None:
     heads = lambda x: sonde.sow(x, "heads")
     x = jnp.arange(24.0).reshape(1, 3, 2, 4)
-    with pytest.raises(ValueError, match=r"them with statistics\(..., axes=2\)"):
-        ablate(heads, "heads", to=statistics(heads, [x]), units=1, axis=-2)(x)
-    means = statistics(heads, [x], axes=2)
+    with pytest.raises(ValueError, match=r"them with statistics\(..., row_axes=2\)"):
+        ablate(heads, "heads", value=statistics(heads, [x]), units=1, unit_axis=-2)(x)
+    means = statistics(heads, [x], row_axes=2)
     np.testing.assert_allclose(
-        ablate(heads, "heads", to=means, units=1, axis=-2)(x), x.at[:, :, 1].set(x.mean((0, 1))[1])
+        ablate(heads, "heads", value=means, units=1, unit_axis=-2)(x), x.at[:, :, 1].set(x.mean((0, 1))[1])
     )

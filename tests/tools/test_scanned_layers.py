@@ -54,7 +54,7 @@ def test_lens_and_sweep_show_every_layer(layers: str) -> None:
         assert name in table
         best = jnp.argmax(model.readout(records[name].value), -1)
         assert (lens[name].tokens[..., 0] == best).all()
-    sweep = patch_sweep(model, (TOKENS,), (OTHERS,), ("blocks/*/out", "embedded"), metric)
+    sweep = patch_sweep(model, "blocks/*/out", "embedded", metric=metric)((TOKENS,), (OTHERS,))
     assert list(sweep.scores) == [*(f"blocks/{i}/out" for i in range(LAYERS)), "embedded"] or list(sweep.scores) == [
         "embedded",
         *(f"blocks/{i}/out" for i in range(LAYERS)),
@@ -75,7 +75,7 @@ def test_the_same_numbers_for_both() -> None:
     direction = np.random.default_rng(0).normal(size=16).astype(np.float32)
     for make in (
         lambda m: ablate(m, "blocks/1/mlp/out"),
-        lambda m: ablate(m, "blocks/{1..2}/attn/heads", units=1, axis=-2),
+        lambda m: ablate(m, "blocks/{1..2}/attn/heads", units=1, unit_axis=-2),
         lambda m: steer(m, {"blocks/2/out": direction}, scale=2.0),
     ):
         one, other = (make(models[kind])(TOKENS) for kind in ("list", "scan"))

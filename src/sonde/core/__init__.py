@@ -69,7 +69,7 @@ from sonde.core.records.display import in_notebook
 from sonde.core.records.gradient_pairing import Call, calls_of
 from sonde.core.records.layout import ArraysSpec, CallSpec, RecordLayout
 from sonde.core.records.loop_rows import CallRow
-from sonde.core.records.partial_records import attach_records, records_before
+from sonde.core.records.partial_records import attach_records, partial_records
 from sonde.core.records.record import Record, Records
 from sonde.core.records.tree_view import WholePaths
 from sonde.core.session.caches import (
@@ -88,7 +88,7 @@ from sonde.core.session.same_object import is_same, note
 from sonde.core.session.state import RUNNING_CAPTURES, CaptureState, capture_state, sows_are_seen, with_capture_state
 from sonde.core.verbs.capture import capture, capture_only, check_callable, wrapped_like
 from sonde.core.verbs.edit import Edit, InLoops, edit
-from sonde.core.verbs.perturb import Adding, perturbations, perturbed
+from sonde.core.verbs.perturb import Adding, with_perturbations, zero_perturbations
 from sonde.core.verbs.sites import SiteInfo, Sites, sites
 from sonde.core.verbs.sow import mark, mark_in_place, perturb, sow, through_site
 
@@ -186,14 +186,12 @@ __all__ = [
     "operands_of",
     "origin_for_copies",
     "overrides_running",
+    "partial_records",
     "path_under",
     "paths_below",
     "perturb",
-    "perturbations",
-    "perturbed",
     "plain_p",
     "record_of",
-    "records_before",
     "register_modules",
     "register_no_modules",
     "room_for_axes",
@@ -221,6 +219,8 @@ __all__ = [
     "told_apart_by",
     "unstarred",
     "with_capture_state",
+    "with_perturbations",
     "without_functions",
     "wrapped_like",
+    "zero_perturbations",
 ]

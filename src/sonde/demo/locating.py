@@ -114,8 +114,8 @@ def locate(model: AttentionOnly, seed: int) -> Located:
         looks |= {f"layers/{layer}/heads/{h}": float(shares[h]) for h in range(HEADS)}
 
     intact, broken = (model, clean), (model, corrupt)
-    sweep = patch_sweep(right_logits, intact, broken, ALL_HEADS, jnp.mean, axis=None)
-    by_position = patch_sweep(right_logit_at_one_place, intact, broken, ALL_HEADS, jnp.mean, axis=-2)
+    sweep = patch_sweep(right_logits, ALL_HEADS, metric=jnp.mean, axis=None)(intact, broken)
+    by_position = patch_sweep(right_logit_at_one_place, ALL_HEADS, metric=jnp.mean, axis=-2)(intact, broken)
     found = Located(looks, sweep, by_position, np.zeros((0, 0)), np.asarray(clean[0]))
     _, layer, _, head = found.head.split("/")
     weights = records[f"layers/{layer}/weights"].value[0, int(head)]

@@ -101,7 +101,7 @@ def look(progress: Callable[[str, float], None] = lambda what, done: None) -> Pr
     """
     start = time.monotonic()
     progress("loading SmolLM2", 0.0)
-    model = models.load(models.smollm2(), layers="scan")
+    model = models.load(models.path("smollm2"), layers="scan")
     tokenizer = model.tokenizer
     tokens = jnp.asarray([tokenizer.encode(SENTENCE)])
     progress("reading every layer with the output layer", 0.1)
@@ -144,7 +144,7 @@ def _fact(model: Any) -> tuple[list[str], np.ndarray]:
     def metric(logits: jax.Array) -> jax.Array:
         return logits[0, -1, right] - logits[0, -1, wrong]
 
-    sweep = patch_sweep(model, (clean,), (corrupt,), "blocks/*/out", metric)
+    sweep = patch_sweep(model, "blocks/*/out", metric=metric)((clean,), (corrupt,))
     return tokenizer.pieces(np.asarray(clean)[0]), sweep.stacked()
 
 

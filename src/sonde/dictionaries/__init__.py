@@ -8,10 +8,6 @@ loss_recovered(loss, path, dictionary, ...) how much of the loss it recovers
 save(dictionary, folder), load(folder)      in the layout of SAELens
 """
 
-from sonde.dictionaries.dictionary import Dictionary
-from sonde.dictionaries.figures import Figures, evaluate, loss_recovered
-from sonde.dictionaries.saelens_format import load, save
-from sonde.dictionaries.splicing import splice
-from sonde.dictionaries.training import History, train
+from sonde._lazy_names import lazy_names
 
-__all__ = ["Dictionary", "Figures", "History", "evaluate", "load", "loss_recovered", "save", "splice", "train"]
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde._renames import accepts_old_keywords
 from sonde.dictionaries.dictionary import Dictionary
 from sonde.dictionaries.splicing import splice
 from sonde.dictionaries.training import pairs
@@ -68,13 +69,14 @@ def _sums(dictionary: Dictionary, x: Any, y: Any) -> Any:
     return jnp.sum(features > 0, 0), squared, middle, jnp.sum((y - middle) ** 2)
 
 
+@accepts_old_keywords("sonde.dictionaries.loss_recovered")
 def loss_recovered(
     loss: Callable[..., Any],
     path: str,
     dictionary: Dictionary,
     batches: Iterable[Any],
     *,
-    to: Any = 0.0,
+    value: Any = 0.0,
     inside: Any = None,
 ) -> float:
     """The fraction of the loss recovered with the dictionary: 1 is as good as the site, 0 as bad as ablating it.
@@ -84,10 +86,10 @@ def loss_recovered(
         path: The path of the site.
         dictionary: An autoencoder for the values there.
         batches: Inputs: each a tuple of arguments, or one argument.
-        to: What replaces the value when it is ablated, as in `ablate`.
+        value: What replaces the value when it is ablated, as in `ablate`.
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
     """
-    without = ablate(loss, path, to=to, inside=inside)
+    without = ablate(loss, path, value=value, inside=inside)
     programs = [jax.jit(f) for f in (loss, without, splice(loss, {path: dictionary}, inside=inside))]
     totals = np.zeros(3)
     for batch in batches:

@@ -129,7 +129,7 @@ def generate(
 
     Example:
         >>> from sonde import models
-        >>> model = models.new({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "hidden_size": 8,
+        >>> model = models.from_config({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "hidden_size": 8,
         ...                     "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 32})
         >>> models.generate(model, [[1, 2, 3], [4]], max_new_tokens=5).tokens.shape
         (2, 5)
@@ -176,7 +176,7 @@ def from_token(new: Any, first: int = 0) -> Edit:
     Example:
         >>> import sonde
         >>> from sonde import models
-        >>> model = models.new({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "hidden_size": 8,
+        >>> model = models.from_config({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "hidden_size": 8,
         ...                     "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 32})
         >>> steered = sonde.edit(models.generate, {"blocks/0/out": models.from_token(lambda x: x + 9, 2)})
         >>> steered(model, [[1, 2]], max_new_tokens=6).tokens.shape

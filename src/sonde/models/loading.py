@@ -55,7 +55,7 @@ def load(
         >>> config = {"architectures": ["GPT2LMHeadModel"], "n_layer": 2, "n_embd": 8, "n_head": 2,
         ...           "vocab_size": 32, "n_positions": 16}
         >>> folder = tempfile.mkdtemp()
-        >>> models.save(models.new(config), folder)
+        >>> models.save(models.from_config(config), folder)
         >>> model = models.load(folder)
         >>> model(jnp.array([[1, 2, 3]])).shape
         (1, 3, 32)
@@ -79,7 +79,7 @@ def load(
     return model
 
 
-def new(
+def from_config(
     config: Any,
     *,
     seed: int = 0,
@@ -104,7 +104,7 @@ def new(
 
     Example:
         >>> from sonde import models
-        >>> model = models.new({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8,
+        >>> model = models.from_config({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8,
         ...                     "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 32})
         >>> len(model.blocks)
         2
@@ -170,4 +170,4 @@ def _dtype(asked: Any, tensors: Tensors) -> Any:
     return max(sizes, key=lambda dtype: sizes[dtype], default=np.dtype(np.float32))
 
 
-__all__ = ["Architecture", "load", "new"]
+__all__ = ["Architecture", "from_config", "load"]

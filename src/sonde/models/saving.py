@@ -37,7 +37,7 @@ def save(model: Any, folder: str | Path, *, largest_file: int = LARGEST_FILE) ->
     Example:
         >>> import tempfile, os
         >>> from sonde import models
-        >>> model = models.new({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "hidden_size": 8,
+        >>> model = models.from_config({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "hidden_size": 8,
         ...                     "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 32})
         >>> folder = tempfile.mkdtemp()
         >>> models.save(model, folder)

@@ -9,17 +9,19 @@ import jax
 import jax.numpy as jnp
 
 from sonde import nnx
+from sonde._renames import accepts_old_keywords
 from sonde.models.encoder import Encoder
 
 Pooling = Literal["mean", "first"]
 
 
+@accepts_old_keywords("sonde.models.sentence_vectors")
 def sentence_vectors(
     model: Encoder,
     texts: Sequence[str],
     *,
     pooling: Pooling | None = None,
-    normalise: bool = True,
+    normalize: bool = True,
     longest: int | None = None,
 ) -> jax.Array:
     """The vectors of texts: texts of similar meaning have similar vectors.
@@ -29,7 +31,7 @@ def sentence_vectors(
         texts: the texts.
         pooling: `"mean"` averages the vectors of all tokens, `"first"` takes that of the first one;
             None takes the checkpoint's choice, or `"mean"` if it has none.
-        normalise: whether to scale vectors to length one, so that their products are cosines.
+        normalize: whether to scale vectors to length one, so that their products are cosines.
         longest: the maximum number of tokens read per text; the model's number of positions if None.
 
     Returns:
@@ -44,7 +46,7 @@ def sentence_vectors(
     batch = model.tokenizer.batch(texts, longest=min(longest or most, most))
     hidden = _hidden(model, jnp.asarray(batch.tokens), jnp.asarray(batch.mask))
     vectors = pooled(hidden, jnp.asarray(batch.mask), pooling or model.config.pooling or "mean")
-    return vectors / jnp.linalg.norm(vectors, axis=-1, keepdims=True) if normalise else vectors
+    return vectors / jnp.linalg.norm(vectors, axis=-1, keepdims=True) if normalize else vectors
 
 
 def pooled(hidden: jax.Array, mask: jax.Array, pooling: Pooling = "mean") -> jax.Array:

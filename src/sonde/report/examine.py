@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde._renames import accepts_old_keywords
 from sonde.core import Pattern, check_callable, check_pattern, inside_request, wrapped_like
 from sonde.errors import SondeError
 from sonde.report.failure import Failure, failure
@@ -24,6 +25,7 @@ from sonde.tools.reading.token_labels import words
 Progress = Callable[[str, float], None]
 
 
+@accepts_old_keywords("sonde.report.examine")
 def examine(
     f: Callable,
     *patterns: Pattern,
@@ -31,7 +33,7 @@ def examine(
     inside: Any = None,
     title: str | None = None,
     tokens: Any = None,
-    names: Any = None,
+    tokenizer: Any = None,
     progress: Progress | None = None,
 ) -> Callable[..., Report]:
     """Makes a function that runs `f` once, examines the values at its sites, and returns a report.
@@ -46,7 +48,7 @@ def examine(
         title: The title of the report; the name of `f` by default.
         tokens: Labels of the positions, for pictures of attention and of values by position: strings, or token ids; for
             a batch, those of the first example.
-        names: Turns token ids into strings: a function, a list of strings, or a tokenizer (with `decode`).
+        tokenizer: Turns token ids into strings: a function, a list of strings, or a tokenizer (with `decode`).
         progress: Called with the current activity and the fraction done, from 0 to 1.
 
     Returns:
@@ -71,7 +73,7 @@ def examine(
     wanted = tuple(check_pattern(pattern, "examine") for pattern in patterns)
     asked = inside_request(inside)
     name = title if title is not None else getattr(f, "__name__", None) or type(f).__name__
-    read = () if tokens is None else tuple(words(tokens, names))
+    read = () if tokens is None else tuple(words(tokens, tokenizer))
     say = progress or (lambda what, done: None)
 
     def run(*args: Any, **kwargs: Any) -> Report:

@@ -72,15 +72,15 @@ class HeatMap(Panel):
     texts: Sequence[Sequence[str]] = ()
 
     @classmethod
-    def of(cls, result: Drawn, tokens: Sequence[str] = (), names: Any = None) -> HeatMap:
+    def of(cls, result: Drawn, tokens: Sequence[str] = (), tokenizer: Any = None) -> HeatMap:
         """A heat map of what a tool returned, such as a `Sweep` or a `Lens`.
 
         Args:
             result: A result that can draw itself.
             tokens: Labels of the positions; used if columns are positions, and there is one for each.
-            names: Turns token ids into strings, as in `Lens.table`.
+            tokenizer: Turns token ids into strings, as in `Lens.table`.
         """
-        heat = result.heat(None, names)
+        heat = result.heat(None, tokenizer)
         fits = heat.column_title == POSITION and len(tokens) == len(heat.columns)
         columns = list(tokens) if tokens and fits else list(heat.columns)
         return cls(

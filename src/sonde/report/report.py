@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from sonde._atomic_files import replaced_file
+from sonde._renames import accepts_old_keywords
 from sonde._version import __version__
 from sonde.report.budget import fitting
 from sonde.report.failure import Failure
@@ -69,20 +70,21 @@ class Report:
         """The paths of all sites, in program order."""
         return tuple(dict.fromkeys(site.path for site in self.sites))
 
-    def add(self, panel: Panel | Drawn, *, tokens: Any = None, names: Any = None) -> Report:
+    @accepts_old_keywords("sonde.report.Report.add")
+    def add(self, panel: Panel | Drawn, *, tokens: Any = None, tokenizer: Any = None) -> Report:
         """Adds a panel to the page; returns the report itself.
 
         Args:
             panel: A `HeatMap`, `Lines` or `Text`; or what a tool returned, such as a sweep or a lens, whose positions
                 are named by the tokens of the report.
             tokens: Other labels for the positions of what a tool returned: strings, or token ids.
-            names: Turns token ids into strings: a function, a list of strings, or a tokenizer (with `decode`).
+            tokenizer: Turns token ids into strings: a function, a list of strings, or a tokenizer (with `decode`).
         """
         if isinstance(panel, Drawn):
-            given = self.tokens if tokens is None else words(tokens, names)
+            given = self.tokens if tokens is None else words(tokens, tokenizer)
             if tokens is not None and len(given) != len(panel.heat().columns):
                 raise ValueError(f"there are {len(given)} tokens for {len(panel.heat().columns)} columns")
-            panel = HeatMap.of(panel, given, names)
+            panel = HeatMap.of(panel, given, tokenizer)
         if not isinstance(panel, Panel):
             raise TypeError(
                 f"Report.add takes a HeatMap, Lines, Text or what a tool returned, got {panel!r} of type "

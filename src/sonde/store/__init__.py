@@ -1,7 +1,7 @@
 """Activations on disk: harvest them, read them, train on them.
 
 harvest(f, batches, folder, *patterns)   run a program on many batches and store the values at its sites
-open(folder)                             lazy arrays by path; `.batches(n, shuffle=seed)` for training
+open(folder)                             lazy arrays by path; `.batches(n, shuffle=True)` for training
 stream(f, batches, size, *patterns)      the same minibatches while the program runs, without a store
 statistics(f, batches, *patterns)        mean, covariance, quantiles and samples over a data set, without a store
 check(folder)                            read everything and verify the checksums
@@ -10,30 +10,6 @@ merge(folders, into)                     one store from several
 Storage(endpoint_url=..., key=...)       how to reach a bucket, beyond what the environment says
 """
 
-from sonde.store.format.storage import Storage
-from sonde.store.reading.check import Damage, check
-from sonde.store.reading.reader import Store, StoredArray, open
-from sonde.store.records_file import load, save
-from sonde.store.streaming.statistics import DataStatistics, UnitStatistics, statistics
-from sonde.store.streaming.stream import stream
-from sonde.store.writing.harvest import harvest
-from sonde.store.writing.merge import merge
-from sonde.store.writing.repair import repair
+from sonde._lazy_names import lazy_names
 
-__all__ = [
-    "Damage",
-    "DataStatistics",
-    "Storage",
-    "Store",
-    "StoredArray",
-    "UnitStatistics",
-    "check",
-    "harvest",
-    "load",
-    "merge",
-    "open",
-    "repair",
-    "save",
-    "statistics",
-    "stream",
-]
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

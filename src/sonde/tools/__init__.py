@@ -5,8 +5,8 @@ trace_back(f, predicate)                which operation gave a result a property
 summarize(f)                            statistics of every value and gradient
 compare(f, g)                           where two programs differ first, down to the operation
 compare_parameters(first, second)       which weights are missing, transposed, permuted or different
-patch_sweep(f, clean, corrupt, ...)     which values carry what a metric measures
-patch_paths(f, clean, corrupt, ...)     what one component makes of what another writes
+patch_sweep(f, *patterns, metric=...)   which values carry what a metric measures
+patch_paths(f, senders, receivers, ...) the effect of one component through what another reads
 attribute(f)                            how much each value contributes to the result
 attribute_edges(f, senders, receivers)  the same for the edges between components: a graph
 site_gradients(f)                       the gradient of a metric at every site

@@ -33,7 +33,7 @@ def test_gradients_are_edited(program, wrapper):
 def test_gradients_with_new_values_positions_and_traced_arrays():
     f = lambda x: straight(x, sow)
     h, dh = jnp.sin(X) * 1.5, lambda h: 3 * h**2 + X
-    zeroed = edit(jax.grad(f), {"h": Edit(grad=jnp.zeros_like, positions=[0, 2], axis=-1)})(X)
+    zeroed = edit(jax.grad(f), {"h": Edit(grad=jnp.zeros_like, positions=[0, 2], position_axis=-1)})(X)
     kept = jnp.array([0, 1.0, 0, 1])
     same(zeroed, dh(h) * kept * 1.5 * jnp.cos(X) + h)
     both = edit(jax.grad(f), {"h": Edit(lambda h: h * 2, grad=lambda g: -g)})(X)

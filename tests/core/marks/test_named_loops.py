@@ -185,16 +185,16 @@ def _plain(x: Any) -> Any:
 
 
 def test_perturbing_a_named_loop() -> None:
-    zeros = sonde.perturbations(by_scan, "blocks/*/resid")(X)
+    zeros = sonde.zero_perturbations(by_scan, "blocks/*/resid")(X)
     assert {path: x.shape for path, x in zeros.items()} == {"blocks/*/resid": (4, 3)}
-    grads = jax.grad(sonde.perturbed(by_scan))(zeros, X)["blocks/*/resid"]
+    grads = jax.grad(sonde.with_perturbations(by_scan))(zeros, X)["blocks/*/resid"]
 
     def in_a_scope(x: Any) -> Any:
         with sonde.scope("a"):
             return lax.scan(lambda c, w: (sonde.perturb(c * w, "h"), None), x, jnp.array([2.0, 3.0]))[0]
 
-    given = sonde.perturbations(in_a_scope)(1.0)
-    assert float(sonde.perturbed(in_a_scope)({"a/h": jnp.array([1.0, 10.0])}, 1.0)) == 19.0
+    given = sonde.zero_perturbations(in_a_scope)(1.0)
+    assert float(sonde.with_perturbations(in_a_scope)({"a/h": jnp.array([1.0, 10.0])}, 1.0)) == 19.0
     assert given["a/h"].shape == (2,)
     _, records = sonde.capture(jax.grad(by_loop), grads=True)(X)
     np.testing.assert_allclose(grads[2], records["blocks/2/resid"].grad, rtol=1e-6)

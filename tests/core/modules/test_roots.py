@@ -120,8 +120,8 @@ def test_tools_know_which_of_two_arguments_is_the_model(model):
     extract = tools.extract(distance, names, inside=model)
     for path, name in names.items():
         assert np.allclose(extract(*call)[name], expected[path].value)
-    zeros = sonde.perturbations(distance, "layers/0/out", inside=model)(*call)
-    found = jax.grad(sonde.perturbed(distance, inside=model))(zeros, *call)["layers/0/out"]
+    zeros = sonde.zero_perturbations(distance, "layers/0/out", inside=model)(*call)
+    found = jax.grad(sonde.with_perturbations(distance, inside=model))(zeros, *call)["layers/0/out"]
     hidden = model.layers[0](X)
 
     def by_hand(hidden):

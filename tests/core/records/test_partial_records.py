@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sonde import capture, records_before, scope, sow
+from sonde import capture, partial_records, scope, sow
 
 X = jnp.array([0.5, -1.0, 2.0])
 
@@ -21,18 +21,18 @@ def test_what_was_seen_before_a_failure():
 
     with pytest.raises(OSError, match="the disk is full") as caught:
         capture(f)(X)
-    records = records_before(caught.value)
+    records = partial_records(caught.value)
     assert list(records) == ["h", "next/g"]
     np.testing.assert_array_equal(records["next/g"].value, X * 2 + 1)
 
     with pytest.raises(OSError) as caught:
         capture(lambda x: capture(f)(sow(x, "before")))(X)
-    assert list(records_before(caught.value)) == ["before", "h", "next/g"]
+    assert list(partial_records(caught.value)) == ["before", "h", "next/g"]
 
     with pytest.raises(OSError) as caught:
         capture(jax.jit(f))(X)
-    assert list(records_before(caught.value)) == []
+    assert list(partial_records(caught.value)) == []
     with pytest.raises(OSError) as caught, jax.disable_jit():
         capture(jax.jit(f))(X)
-    assert list(records_before(caught.value)) == ["h", "next/g"]
-    assert list(records_before(OSError())) == []
+    assert list(partial_records(caught.value)) == ["h", "next/g"]
+    assert list(partial_records(OSError())) == []

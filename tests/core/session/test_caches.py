@@ -157,14 +157,14 @@ def test_a_function_with_kept_programs_can_be_pickled() -> None:
         return sonde.sow(x * 2, "h")
 
     inputs = jnp.ones((3, 2))
-    sonde.tools.patch_sweep(f, 2 * inputs, inputs, sites="h", metric=jnp.sum)
+    sonde.tools.patch_sweep(f, "h", metric=jnp.sum)(2 * inputs, inputs)
     assert f.__dict__
     attributes = pickle.loads(pickle.dumps(f.__dict__))  # as cloudpickle does
     again = types.FunctionType(f.__code__, f.__globals__)
     again.__dict__.update(attributes)
     again_jitted = jax.jit(again)
     assert sonde.capture(again_jitted)(1.0)[1]["h"].value == 2
-    assert sonde.tools.patch_sweep(again, 2 * inputs, inputs, sites="h", metric=jnp.sum)
+    assert sonde.tools.patch_sweep(again, "h", metric=jnp.sum)(2 * inputs, inputs)
 
 
 @pytest.mark.parametrize("wrap", [functools.wraps, lambda f: lambda g: functools.update_wrapper(g, f)])

@@ -269,5 +269,5 @@ def test_an_array_at_some_positions():
     x = jnp.arange(6.0).reshape(3, 2)
     changed = edit(f, {"h": Edit(jnp.zeros((3, 2)), positions=[0, -1])})(x)
     np.testing.assert_array_equal(changed, [[0, 0], [4, 6], [0, 0]])
-    of_columns = edit(f, {"h": Edit(lambda v: v + 1, positions=1, axis=-1)})(x)
+    of_columns = edit(f, {"h": Edit(lambda v: v + 1, positions=1, position_axis=-1)})(x)
     np.testing.assert_array_equal(of_columns, x * 2 + jnp.array([0, 1]))

@@ -88,21 +88,21 @@ def test_no_store(tmp_path):
 # -- minibatches ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": 3}, {"shuffle": 3, "window": 16}, {"shuffle": 0, "window": 7}])
+@pytest.mark.parametrize("options", [{}, {"seed": 3}, {"seed": 3, "window": 16}, {"seed": 0, "window": 7}])
 def test_an_epoch_has_every_row_once(kept, options):
-    batches = list(kept.batches(5, **options))
+    batches = list(kept.batches(5, shuffle="seed" in options, **options))
     numbers = np.concatenate([b["keys/n"] for b in batches])
     assert sorted(numbers) == list(range(50))
-    assert (list(numbers) != list(range(50))) == ("shuffle" in options)
+    assert (list(numbers) != list(range(50))) == ("seed" in options)
     np.testing.assert_array_equal(np.concatenate([b["a/h"] for b in batches]), ARRAY[numbers])
 
 
 def test_rows_of_positions(kept):
-    batches = list(kept.batches(10, "a/*", axes=1))
+    batches = list(kept.batches(10, "a/*", row_axes=1))
     assert batches[0]["a/h"].shape == (10, 4, 6)
     flat = store.open(kept.folder)
     flat.row_keys._found.clear()  # the keys have one axis
-    batches = list(flat.batches(20, axes=2, shuffle=1))
+    batches = list(flat.batches(20, row_axes=2, shuffle=True, seed=1))
     rows = np.concatenate([b["a/h"] for b in batches])
     assert rows.shape == (200, 6)
     np.testing.assert_array_equal(np.sort(rows, axis=0), np.sort(ARRAY.reshape(200, 6), axis=0))
@@ -110,7 +110,7 @@ def test_rows_of_positions(kept):
 
 def test_the_seed_decides_and_epochs_differ(kept):
     def numbers(seed, epochs=1):
-        drawn = [b["keys/n"] for b in kept.batches(5, shuffle=seed, window=20, epochs=epochs)]
+        drawn = [b["keys/n"] for b in kept.batches(5, shuffle=True, seed=seed, window=20, epochs=epochs)]
         return np.concatenate(drawn).tolist()
 
     assert numbers(1) == numbers(1) != numbers(2)
@@ -119,21 +119,21 @@ def test_the_seed_decides_and_epochs_differ(kept):
 
 
 def test_going_on_from_a_state(kept):
-    whole = [b["keys/n"].tolist() for b in kept.batches(4, shuffle=5, window=9, epochs=2)]
+    whole = [b["keys/n"].tolist() for b in kept.batches(4, shuffle=True, seed=5, window=9, epochs=2)]
     for stop in (1, 7, 12, 15):
-        iterator = kept.batches(4, shuffle=5, window=9, epochs=2)
+        iterator = kept.batches(4, shuffle=True, seed=5, window=9, epochs=2)
         for _ in range(stop):
             next(iterator)
-        other = kept.batches(4, shuffle=5, window=9, epochs=2)
+        other = kept.batches(4, shuffle=True, seed=5, window=9, epochs=2)
         other.set_state(iterator.get_state())
         assert [b["keys/n"].tolist() for b in other] == whole[stop:]
 
 
 @pytest.mark.parametrize(
-    "change", [{"size": 5}, {"shuffle": 6}, {"shuffle": None}, {"window": 30}, {"process": 1, "processes": 2}]
+    "change", [{"size": 5}, {"seed": 6}, {"shuffle": False}, {"window": 30}, {"process": 1, "processes": 2}]
 )
 def test_the_state_of_another_iterator_is_refused(kept, change):
-    options = {"size": 4, "shuffle": 5, "window": 9}
+    options = {"size": 4, "shuffle": True, "seed": 5, "window": 9}
     state = kept.batches(**options).get_state()
     with pytest.raises(ValueError, match="its rows come in another order"):
         kept.batches(**options | change).set_state(state)
@@ -143,21 +143,21 @@ def test_the_state_of_another_iterator_is_refused(kept, change):
 
 
 def test_the_state_of_an_iterator_over_another_store_is_refused(kept, tmp_path):
-    state = kept.batches(4, shuffle=5).get_state()
+    state = kept.batches(4, shuffle=True, seed=5).get_state()
     with pytest.raises(ValueError, match="another store"):
-        make(tmp_path).batches(4, shuffle=5).set_state(state)
+        make(tmp_path).batches(4, shuffle=True, seed=5).set_state(state)
 
 
 def test_processes_share_the_rows(kept):
     parts = [
-        np.concatenate([b["keys/n"] for b in kept.batches(3, shuffle=1, window=16, process=p, processes=2)])
+        np.concatenate([b["keys/n"] for b in kept.batches(3, shuffle=True, seed=1, window=16, process=p, processes=2)])
         for p in range(2)
     ]
     assert len(parts[0]) == len(parts[1]) and not set(parts[0]) & set(parts[1])
 
 
 def test_batches_that_cannot_be(kept):
-    with pytest.raises(ValueError, match="size and axes must be at least 1"):
+    with pytest.raises(ValueError, match="size and row_axes must be at least 1"):
         kept.batches(0)
     assert list(kept.batches(51)) == []
 
@@ -204,7 +204,7 @@ def test_an_iterator_left_open_ends_quietly(tmp_path):
 import numpy as np
 from sonde import store
 store.harvest(lambda x: __import__("sonde").sow(x * 2, "h").sum(), [np.ones((4, 3))] * 5, {str(tmp_path / "s")!r})
-left_open = store.open({str(tmp_path / "s")!r}).batches(4, shuffle=0)
+left_open = store.open({str(tmp_path / "s")!r}).batches(4, shuffle=True)
 next(left_open)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)

@@ -21,11 +21,11 @@ CORRUPT = jax.random.normal(jax.random.key(1), (4, 3))
 @every_face
 def test_every_face(face):
     # The output is 5 - 2 and 3 - 0 (see models); with the rows of the input swapped, the second row comes first.
-    sweep = patch_sweep(forward(face), X, X[::-1] * 2, "hidden", lambda y: y[0] + 10 * y[1], axis=0)
+    sweep = patch_sweep(forward(face), "hidden", metric=lambda y: y[0] + 10 * y[1], axis=0)(X, X[::-1] * 2)
     assert (float(sweep.clean), float(sweep.corrupt)) == (33.0, 66.0)
     np.testing.assert_allclose(sweep.scores["hidden"], [63.0, 36.0])
     np.testing.assert_allclose(sweep.restored["hidden"], [3 / 33, 30 / 33])
-    units = patch_sweep(forward(face), X, X[::-1] * 2, "hidden", lambda y: y[0] + 10 * y[1], axis=-1)
+    units = patch_sweep(forward(face), "hidden", metric=lambda y: y[0] + 10 * y[1], axis=-1)(X, X[::-1] * 2)
     # first units: 6, 10 become 5, 3; last units: 0, 4 become 2, 0
     np.testing.assert_allclose(units.scores["hidden"], [66 - 1 - 70, 66, 66 - 2 + 40])
 
@@ -53,7 +53,7 @@ def metric(y):
 @pytest.mark.parametrize("around", [lambda f: f, jax.jit], ids=["eager", "jit"])
 @pytest.mark.parametrize("chunk", [None, 3])
 def test_against_edits(around, chunk):
-    sweep = patch_sweep(around(network), CLEAN, CORRUPT, ["first", "blocks/*/mix", "twice"], metric, chunk=chunk)
+    sweep = patch_sweep(around(network), "first", "blocks/*/mix", "twice", metric=metric, chunk=chunk)(CLEAN, CORRUPT)
     assert list(sweep.scores) == ["first", "blocks/0/mix", "blocks/1/mix", "twice", "twice[1]"]
     for name, scores in sweep.scores.items():
         path, call = name.removesuffix("[1]"), int(name.endswith("[1]"))
@@ -72,7 +72,7 @@ def test_loops_have_a_point_per_iteration(reverse):
 
         return lax.scan(body, x, weights, reverse=reverse)[0]
 
-    scores = patch_sweep(f, CLEAN, CORRUPT, "c", metric).scores["c"]
+    scores = patch_sweep(f, "c", metric=metric)(CLEAN, CORRUPT).scores["c"]
     values = sonde.capture(f)(CLEAN)[1]["c"].value
     for i in range(3):
         for p in range(4):
@@ -87,9 +87,9 @@ def test_mapped_axes_pytrees_and_whole_values():
 
     g = jax.vmap(f, in_axes=(0, None))
     clean, corrupt = (CLEAN, jnp.array([3])), (CORRUPT, jnp.array([3]))
-    sweep = patch_sweep(lambda x, n: g(x, n), clean, corrupt, "d", lambda y: y.sum(), axis=None)
+    sweep = patch_sweep(lambda x, n: g(x, n), "d", metric=lambda y: y.sum(), axis=None)(clean, corrupt)
     np.testing.assert_allclose(sweep.restored["d"], [1.0], rtol=1e-5)
-    sweep = patch_sweep(jax.vmap(lambda x: sow(x, "h")), CLEAN, CORRUPT, "h", lambda y: y[0, 1], axis=0)
+    sweep = patch_sweep(jax.vmap(lambda x: sow(x, "h")), "h", metric=lambda y: y[0, 1], axis=0)(CLEAN, CORRUPT)
     np.testing.assert_allclose(sweep.restored["h"], [0, 1, 0], atol=1e-6)
 
 
@@ -103,7 +103,7 @@ def test_models_are_not_changed():
             return sow(x, "h")
 
     model = Counting()
-    sweep = patch_sweep(model, CLEAN, CORRUPT, "h", lambda y: y[1, 1])
+    sweep = patch_sweep(model, "h", metric=lambda y: y[1, 1])(CLEAN, CORRUPT)
     np.testing.assert_allclose(sweep.restored["h"], [0, 1, 0, 0], atol=1e-6)
     assert model.calls[...] == 0
 
@@ -115,9 +115,9 @@ def test_one_compiled_call():
         traces.append(x)
         return network(x)
 
-    patch_sweep(f, CLEAN, CORRUPT, "**/mix", metric)
+    patch_sweep(f, "**/mix", metric=metric)(CLEAN, CORRUPT)
     assert len(traces) == 3  # clean, to see how much work it is, and once for all points and the corrupt run
-    patch_sweep(f, CLEAN * 2, CORRUPT, "**/mix", metric)
+    patch_sweep(f, "**/mix", metric=metric)(CLEAN * 2, CORRUPT)
     assert len(traces) == 3
 
 
@@ -152,8 +152,8 @@ def test_what_comes_before_a_site_is_computed_once():
 
 @pytest.mark.parametrize("chunk", [1, 5, 7, 100])
 def test_chunks_of_any_size(chunk):
-    whole = patch_sweep(network, CLEAN, CORRUPT, ["first", "**/mix"], metric)
-    in_chunks = patch_sweep(network, CLEAN, CORRUPT, ["first", "**/mix"], metric, chunk=chunk)
+    whole = patch_sweep(network, "first", "**/mix", metric=metric)(CLEAN, CORRUPT)
+    in_chunks = patch_sweep(network, "first", "**/mix", metric=metric, chunk=chunk)(CLEAN, CORRUPT)
     for name, scores in whole.scores.items():
         np.testing.assert_allclose(in_chunks.scores[name], scores, rtol=1e-5)
 
@@ -166,7 +166,7 @@ def test_many_sites_make_few_groups():
 
     runs = []
     g = lambda x: (runs.append(1), f(x))[1]
-    scores = patch_sweep(g, CLEAN, CORRUPT, "*", metric).scores
+    scores = patch_sweep(g, "*", metric=metric)(CLEAN, CORRUPT).scores
     assert len(scores) == 40 and len(runs) <= 12 + 2
     for i in (0, 17, 39):
         np.testing.assert_allclose(scores[f"h{i}"], [by_hand(f, f"h{i}", 0, p) for p in range(4)], rtol=1e-4)
@@ -176,28 +176,28 @@ def test_table_and_errors():
     from rich.console import Console
 
     shown = io.StringIO()
-    Console(file=shown, width=100).print(patch_sweep(network, CLEAN, CORRUPT, "first", metric))
+    Console(file=shown, width=100).print(patch_sweep(network, "first", metric=metric)(CLEAN, CORRUPT))
     assert "restored: 0 is" in shown.getvalue() and "first" in shown.getvalue()
     with pytest.raises(NoSuchSiteError, match="pattern 'no' matches none"):
-        patch_sweep(network, CLEAN, CORRUPT, "no", metric)
+        patch_sweep(network, "no", metric=metric)(CLEAN, CORRUPT)
     with pytest.raises(ValueError, match=r"'first' \(.*\) has the shape \[4, 3\] and no axis 2"):
-        patch_sweep(network, CLEAN, CORRUPT, "first", metric, axis=2)
+        patch_sweep(network, "first", metric=metric, axis=2)(CLEAN, CORRUPT)
     with pytest.raises(ValueError, match=r"the metric must be a number, got an array of shape \(4, 3\)"):
-        patch_sweep(network, CLEAN, CORRUPT, "first", lambda y: y)
+        patch_sweep(network, "first", metric=lambda y: y)(CLEAN, CORRUPT)
     with pytest.raises(ValueError, match="chunk must be at least 1, got 0"):
-        patch_sweep(network, CLEAN, CORRUPT, "first", metric, chunk=0)
+        patch_sweep(network, "first", metric=metric, chunk=0)(CLEAN, CORRUPT)
     with pytest.raises(ValueError, match=r"the clean one has float32\[4,3\], the corrupt one float32\[5,3\]"):
-        patch_sweep(network, CLEAN, jnp.ones((5, 3)), "first", metric)
+        patch_sweep(network, "first", metric=metric)(CLEAN, jnp.ones((5, 3)))
     with pytest.raises(ValueError, match=r"has the shape \[\] and no axis -2; axis=None patches whole values"):
-        patch_sweep(lambda x: sow(x.sum(), "s"), CLEAN, CORRUPT, "s", lambda y: y)
-    with pytest.raises(ValueError, match="patch_sweep needs sites"):
-        patch_sweep(network, CLEAN, CORRUPT, [], metric)
+        patch_sweep(lambda x: sow(x.sum(), "s"), "s", metric=lambda y: y)(CLEAN, CORRUPT)
+    with pytest.raises(ValueError, match="patch_sweep needs at least one pattern"):
+        patch_sweep(network, metric=metric)(CLEAN, CORRUPT)
     loop = lambda x: lax.while_loop(lambda c: c[0, 0] < 3, lambda c: sow(c + 1, "w"), x)
     with pytest.raises(CaptureError, match=r"cannot patch 'w' \(.*\): it is in a while_loop"):
-        patch_sweep(loop, CLEAN, CORRUPT, "w", metric)
+        patch_sweep(loop, "w", metric=metric)(CLEAN, CORRUPT)
 
 
 def test_nothing_was_lost():
-    sweep = patch_sweep(network, CLEAN, CLEAN, "first", metric)
+    sweep = patch_sweep(network, "first", metric=metric)(CLEAN, CLEAN)
     assert np.isnan(sweep.restored["first"]).all()
     assert repr(sweep).startswith("Sweep(1 sites, 4 points, metric ")

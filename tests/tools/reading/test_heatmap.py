@@ -41,15 +41,15 @@ def f(x: Any) -> Any:
 
 
 RESULTS = {
-    "sweep": lambda: patch_sweep(f, X, -X, "*", lambda y: y),
+    "sweep": lambda: patch_sweep(f, "*", metric=lambda y: y)(X, -X),
     "lens": lambda: logit_lens(f, readout=lambda h: h, k=1)(X),
     "attribution": lambda: attribute(f)(X),
     "edges": lambda: attribute_edges(f, "h*", "end", baseline=-X)(X),
     "curve": lambda: RESULTS["edges"]().curve([0, 1]),
-    "paths": lambda: patch_paths(f, X, -X, "h*", "end", lambda y: y),
+    "paths": lambda: patch_paths(f, "h*", "end", metric=lambda y: y)(X, -X),
     "heads": lambda: attention_heads(lambda t: sow(jnp.ones((1, 1, 3, 3)) / 3, "w"), "w")(jnp.array([[1, 2, 1]])),
     "logits": lambda: logit_attribution(
-        lambda x: sow(x, "h<b>"), "h*", stream="h<b>", readout=lambda h: h, metric=lambda y: y[0, 0]
+        lambda x: sow(x, "h<b>"), "h*", residual="h<b>", readout=lambda h: h, metric=lambda y: y[0, 0]
     )(X[None]),
     "reading": lambda: logit_lens(f, readout=lambda h: h, k=1)(X)["end"],
     "row": lambda: summarize(f)(X)[0],
@@ -153,12 +153,12 @@ def test_nothing_is_louder_than_nan() -> None:
 
 
 def test_results_on_a_page_have_its_tokens() -> None:
-    report = examine(f, tokens=[1, 0, 1], names=["a", "b"])(X)
-    report.add(RESULTS["sweep"]()).add(RESULTS["lens"](), names=["yes", "no"])
+    report = examine(f, tokens=[1, 0, 1], tokenizer=["a", "b"])(X)
+    report.add(RESULTS["sweep"]()).add(RESULTS["lens"](), tokenizer=["yes", "no"])
     sweep, lens = report.to_json()["panels"]
     assert report.tokens == ("b", "a", "b") and sweep["columns"] == ["b", "a", "b"]
     assert {text for row in lens["texts"] for text in row} == {"no"}
-    heads = patch_sweep(f, X, -X, "end", lambda y: y, axis=-1)
+    heads = patch_sweep(f, "end", metric=lambda y: y, axis=-1)(X, -X)
     assert heads.along == "index along axis -1"
     report = examine(f, tokens=["a", "b"])(X).add(heads).add(RESULTS["sweep"](), tokens=["x", "y", "z"])
     own, given = report.to_json()["panels"]
@@ -178,11 +178,11 @@ UNITS, LABELS = np.eye(4, dtype=np.float32).repeat(5, 0), np.arange(4).repeat(5)
 LONG = {
     "records": lambda: sonde.capture(_long)(X)[1],
     "sites": lambda: sonde.sites(_long)(X),
-    "sweep": lambda: patch_sweep(_long, X, -X, "**", lambda y: y),
+    "sweep": lambda: patch_sweep(_long, "**", metric=lambda y: y)(X, -X),
     "lens": lambda: logit_lens(_long, readout=lambda h: h, k=1)(X),
     "attribution": lambda: attribute(_long)(X),
     "edges": lambda: attribute_edges(_long, "**/a_*", "**/another_*", baseline=-X)(X),
-    "paths": lambda: patch_paths(_long, X, -X, "**/a_*", "**/another_*", lambda y: y),
+    "paths": lambda: patch_paths(_long, "**/a_*", "**/another_*", metric=lambda y: y)(X, -X),
     "comparison": lambda: compare(_long, _long)(X),
     "summary": lambda: summarize(_long)(X),
     "statistics": lambda: store.statistics(_long, [X]),

@@ -21,7 +21,7 @@ def test_the_fit_is_that_of_scikit_learn(n_classes, C):
     x = X["blocks/1/out"]
     score = (x - x.mean(0)) / x.std(0) @ rng.standard_normal((8, n_classes))
     y = (score + rng.gumbel(size=score.shape)).argmax(1)
-    found = probe(X, y, C=C, test=0.25, tolerance=1e-6, max_steps=500)
+    found = probe(X, y, C=C, test_fraction=0.25, tolerance=1e-6, max_steps=500)
     order = np.random.default_rng(0).permutation(300)
     apart, fitted = np.sort(order[:75]), np.sort(order[75:])
     for path, x in X.items():

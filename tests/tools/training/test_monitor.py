@@ -48,7 +48,7 @@ def steps():
 def test_every_face(face):
     train_step, params = steps()[face]
     seen = []
-    with monitor(train_step, WANTED, every=2, to=lambda step, numbers: seen.append((step, numbers))) as step:
+    with monitor(train_step, WANTED, every=2, writers=lambda step, numbers: seen.append((step, numbers))) as step:
         for _ in range(3):
             params = step(params, X)
     assert [number for number, _ in seen] == [0, 2]
@@ -102,7 +102,7 @@ def test_only_some_steps_look_and_nothing_compiles_twice():
 
 def test_a_file(tmp_path):
     path = tmp_path / "logs" / "run.jsonl"
-    step = monitor(lambda x: sow(x, "h"), {"h": ["mean", "nonfinite"]}, every=2, to=path)
+    step = monitor(lambda x: sow(x, "h"), {"h": ["mean", "nonfinite"]}, every=2, writers=path)
     for x in (1.0, 2.0, jnp.nan):
         step(jnp.float32(x))
     step.flush()
@@ -134,7 +134,7 @@ def test_tensorboard_and_weights_and_biases(monkeypatch):
     for name, fake in fakes.items():
         monkeypatch.setitem(sys.modules, name, fake)
     step = monitor(
-        lambda x: sow(x, "h"), {"h": ["mean"]}, to=[writers.tensorboard("logs"), writers.weights_and_biases()]
+        lambda x: sow(x, "h"), {"h": ["mean"]}, writers=[writers.tensorboard("logs"), writers.weights_and_biases()]
     )
     step(jnp.float32(2.0))
     step.flush()

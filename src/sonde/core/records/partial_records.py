@@ -26,7 +26,7 @@ def attach_records(error: BaseException, handler: Any, reduce: Reduce | None) ->
         setattr(error, _NAME, (handler.items, handler.met, reduce))
 
 
-def records_before(error: BaseException) -> Records:
+def partial_records(error: BaseException) -> Records:
     """The records of a capture up to the failure that ended it.
 
     A function that fails while it is traced (a jitted one) has no values yet: run it under `jax.disable_jit()` to get
@@ -46,7 +46,7 @@ def records_before(error: BaseException) -> Records:
         >>> try:
         ...     sonde.capture(f)(jnp.ones(3))
         ... except TypeError as error:
-        ...     print(list(sonde.records_before(error)))
+        ...     print(list(sonde.partial_records(error)))
         ['h']
     """
     items, met, reduce = getattr(error, _NAME, ((), SeenSites(), None))

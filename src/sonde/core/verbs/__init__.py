@@ -1,1 +1,1 @@
-"""What users call: `sow`, `perturb`, `capture`, `edit`, `perturbed` and `sites`."""
+"""What users call: `sow`, `perturb`, `capture`, `edit`, `with_perturbations` and `sites`."""

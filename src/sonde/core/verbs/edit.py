@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
+from sonde._renames import with_old_attributes
 from sonde.core.edits.hoisting import hoist
 from sonde.core.edits.new_values import Loop, given_arrays, recorded_arrays, rows_along
 from sonde.core.edits.plan import EditPlan, Step, Supply
@@ -43,6 +44,7 @@ class _Keep:
 KEEP = _Keep()
 
 
+@with_old_attributes("sonde.Edit")
 @dataclasses.dataclass(frozen=True, slots=True)
 class Edit:
     """What to put in place of the value at a site, and when.
@@ -56,9 +58,9 @@ class Edit:
             run: a number or several; or a function of the numbers of all loops around it, outermost first, that returns
             a boolean array. All, if None. Named loops (see `sonde.scope`) do not count, unless there are no others: the
             pattern chooses their rows.
-        positions: Which indices along `axis` of the value: a number or several; negative ones count from the end. All,
-            if None. Under `vmap` a value is one example.
-        axis: The axis of the positions, in the arrays as they were marked; by default the last but one.
+        positions: Which indices along `position_axis` of the value: a number or several; negative ones count from the
+            end. All, if None. Under `vmap` a value is one example.
+        position_axis: The axis of the positions, in the arrays as they were marked; by default the last but one.
         grad: A function of the gradient at the site, in the form of the value, that returns the gradient to continue
             with: it sees what comes back from the value that the program uses. Alone, or beside a new value. Only
             reverse mode has a gradient there; a value that does not reach the result has none.
@@ -79,7 +81,7 @@ class Edit:
     calls: int | Collection[int] | None = None
     iterations: int | Collection[int] | Callable[..., Any] | None = None
     positions: int | Collection[int] | None = None
-    axis: int = -2
+    position_axis: int = -2
     grad: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
@@ -236,7 +238,9 @@ def _plan_of(edits: Mapping[Pattern, Edit]) -> tuple[EditPlan, tuple[StepValues,
         gradient, more = (None, []) if wanted.grad is None else hoist(wanted.grad)
         calls: Any = wanted.calls  # tuples, since `Edit` has checked them
         positions: Any = wanted.positions
-        steps.append(Step(pattern, kind, calls, wanted.iterations, positions, wanted.axis, function, gradient, absent))
+        steps.append(
+            Step(pattern, kind, calls, wanted.iterations, positions, wanted.position_axis, function, gradient, absent)
+        )
         values.append(StepValues(new, (*arrays, *more)))
     return EditPlan.of(steps), tuple(values)
 

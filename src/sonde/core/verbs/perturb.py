@@ -1,4 +1,4 @@
-"""`perturbations` and `perturbed`: add to values at sites, and differentiate with respect to what is added."""
+"""Adding arrays to the values at sites, to differentiate with respect to these arrays."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sonde.errors import EditError
 class _Perturbed:
     """Chooses the sites that are marked with `sonde.perturb`."""
 
-    no_site = "no value is marked with sonde.perturb: mark one, or name the sites, such as perturbations(f, 'h')"
+    no_site = "no value is marked with sonde.perturb: mark one, or name the sites, such as zero_perturbations(f, 'h')"
 
     def __call__(self, site: Site) -> bool:
         return site.tag == PERTURBED
@@ -38,7 +38,7 @@ class _Perturbed:
 _is_perturbed = _Perturbed()
 
 
-def perturbations(f: Callable, *patterns: Pattern, inside: Any = None) -> Callable[..., dict[str, Any]]:
+def zero_perturbations(f: Callable, *patterns: Pattern, inside: Any = None) -> Callable[..., dict[str, Any]]:
     """A function that returns zeros for every site that can be perturbed, without running `f`.
 
     Args:
@@ -47,23 +47,23 @@ def perturbations(f: Callable, *patterns: Pattern, inside: Any = None) -> Callab
         inside: Functions, modules or packages whose values become sites, as in `capture`.
 
     Returns:
-        A function with the arguments of `f` that returns a dict from paths to zeros, for `sonde.perturbed`: shaped like
-        the value of the site's record, so one slice per iteration of a loop; if patterns choose some rows of a named
-        loop, one entry for each row, such as `blocks/3/out`. Parts that cannot be differentiated are None. Sites that
-        can only be read are left out.
+        A function with the arguments of `f` that returns a dict from paths to zeros, for `sonde.with_perturbations`:
+        shaped like the value of the site's record, so one slice per iteration of a loop; if patterns choose some rows
+        of a named loop, one entry for each row, such as `blocks/3/out`. Parts that cannot be differentiated are None.
+        Sites that can only be read are left out.
 
     Raises:
         NoSuchSiteError: When called: a pattern matches no site.
         EditError: When called: all sites that a pattern matches can only be read.
     """
-    check_callable(f, "perturbations")
+    check_callable(f, "zero_perturbations")
     patterns = patterns or (_is_perturbed,)
     asked = inside_request(inside)
     capture(f, *patterns, inside=asked)  # for its checks
 
     def shapes(f: Any, args: Any, kwargs: Any) -> dict[str, Any]:
         captured = capture(f, *patterns, inside=asked)
-        # As in `perturbed`, values pass through the sites where possible.
+        # As in `with_perturbations`, values pass through the sites where possible.
         (_, records), _ = run_with(lambda depth: Adding({}, depth=depth), captured, args, kwargs, edits=True)
         _check_any_passes(patterns, records)
         found = {}
@@ -127,7 +127,7 @@ def _differentiable(tree: Any) -> Any:
     return jax.tree.map(lambda x: x if _is_inexact(x) else None, tree)
 
 
-def perturbed(f: Callable, *, inside: Any = None) -> Callable:
+def with_perturbations(f: Callable, *, inside: Any = None) -> Callable:
     """A function that takes the arrays to add at sites, then the arguments of `f`.
 
     The gradient with respect to what is added is the gradient of the value at the site.
@@ -138,9 +138,9 @@ def perturbed(f: Callable, *, inside: Any = None) -> Callable:
 
     Returns:
         A function `g(deltas, *args, **kwargs)` with the results of `f`. `deltas` is a mapping from paths to pytrees
-        like the values there, as `sonde.perturbations` returns it. In a loop, an array with the loop's axis in front
-        gives each iteration its slice; one without is added in every iteration. At a site that runs several times,
-        the same is added every time.
+        like the values there, as `sonde.zero_perturbations` returns it. In a loop, an array with the loop's axis in
+        front gives each iteration its slice; one without is added in every iteration. At a site that runs several
+        times, the same is added every time.
 
     Raises:
         NoSuchSiteError: When called: a path is not that of a site.
@@ -150,11 +150,11 @@ def perturbed(f: Callable, *, inside: Any = None) -> Callable:
         >>> import jax, jax.numpy as jnp, sonde
         >>> def loss(x):
         ...     return jnp.sum(sonde.perturb(jnp.sin(x), "h") ** 2)
-        >>> g = sonde.perturbed(loss)
+        >>> g = sonde.with_perturbations(loss)
         >>> print(jax.grad(g)({"h": jnp.zeros(2)}, jnp.zeros(2))["h"])
         [0. 0.]
     """
-    check_callable(f, "perturbed")
+    check_callable(f, "with_perturbations")
     asked = inside_request(inside)
 
     def with_deltas(deltas: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:

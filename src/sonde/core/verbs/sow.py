@@ -61,7 +61,7 @@ def sow(value: T, name: str) -> T:
 
 
 def perturb(value: T, name: str) -> T:
-    """Marks a value to which `sonde.perturbed` may add something; otherwise the same as `sow`.
+    """Marks a value to which `sonde.with_perturbations` may add something; otherwise the same as `sow`.
 
     Example:
         >>> import jax, jax.numpy as jnp, sonde
@@ -69,8 +69,8 @@ def perturb(value: T, name: str) -> T:
         ...     h = sonde.perturb(x * 3, "h")
         ...     return (h**2).sum()
         >>> x = jnp.float32(2.0)
-        >>> zeros = sonde.perturbations(loss)(x)
-        >>> grads = jax.grad(sonde.perturbed(loss))(zeros, x)
+        >>> zeros = sonde.zero_perturbations(loss)(x)
+        >>> grads = jax.grad(sonde.with_perturbations(loss))(zeros, x)
         >>> print(grads["h"])
         12.0
     """

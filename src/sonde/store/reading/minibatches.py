@@ -11,7 +11,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import hashlib
-import sys
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -61,24 +61,24 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
         identity: str,
         size: int,
         *,
-        shuffle: int | None,
+        seed: int | None,
         window: int | None,
-        axes: int,
+        row_axes: int,
         epochs: int | None,
         process: int,
         processes: int,
     ) -> None:
-        if size < 1 or axes < 1 or not 0 <= process < processes:
+        if size < 1 or row_axes < 1 or not 0 <= process < processes:
             raise ValueError(
-                f"batches: size and axes must be at least 1 and process below processes, got size={size}, axes={axes}, "
-                f"process={process}, processes={processes}"
+                f"batches: size and row_axes must be at least 1 and process below processes, got size={size}, "
+                f"row_axes={row_axes}, process={process}, processes={processes}"
             )
         if not arrays:
             raise ValueError("batches: the store has no values")
-        leads = {name: array.shape[:axes] for name, array in arrays.items()}
-        if len(set(leads.values())) != 1 or any(len(lead) != axes for lead in leads.values()):
+        leads = {name: array.shape[:row_axes] for name, array in arrays.items()}
+        if len(set(leads.values())) != 1 or any(len(lead) != row_axes for lead in leads.values()):
             raise ValueError(f"batches: the arrays do not have the same rows: {leads}; choose some by patterns")
-        self._arrays, self._size, self._seed, self._axes, self._epochs = arrays, size, shuffle, axes, epochs
+        self._arrays, self._size, self._seed, self._axes, self._epochs = arrays, size, seed, row_axes, epochs
         lead = next(iter(leads.values()))
         inner = int(np.prod(lead[1:], dtype=np.int64))  # rows drawn per row of the store
         row_bytes = sum(a.nbytes // max(len(a), 1) for a in arrays.values())
@@ -86,20 +86,22 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
         whole = max(window // inner, 1) if window else max(WINDOW_BYTES // max(row_bytes, 1), 1)
         whole = min(max(whole, -(-size // inner)), max(lead[0], 1))
         block = whole
-        if shuffle is not None:  # a block of whole chunks: part of a chunk costs as much to read as all of it
+        if seed is not None:  # a block of whole chunks: part of a chunk costs as much to read as all of it
             chunk = max(array.rows_per_chunk for array in arrays.values())
             block = min(max(whole // BLOCKS // chunk * chunk, chunk), whole, max(lead[0] // (4 * processes), 1))
         self._blocks = [(start, min(start + block, lead[0])) for start in range(0, lead[0], block)]
         self._process, self._processes = process, processes
         self._per_window = max(whole // block, 1)
         self._state = Position()
-        told = identity, list(leads.items()), size, shuffle, block, self._per_window, process, processes
+        told = identity, list(leads.items()), size, seed, block, self._per_window, process, processes
         self._order_id = hashlib.sha256(repr(told).encode()).hexdigest()[:16]
         self._ends: tuple[int, np.ndarray, int] | None = None
         self._most = min(self._per_window * block, lead[0])  # rows of the store in a window
         self._windows: dict[tuple[int, int], concurrent.futures.Future[_Window]] = {}
         self._spare: list[dict[str, np.ndarray]] = []
         self._reader = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="sonde-store-reader")
+        # An iterator that is dropped before its end must not leave its thread waiting; at exit, it ends by itself.
+        weakref.finalize(self, self._reader.shutdown, wait=False, cancel_futures=True).atexit = False
 
     def __iter__(self) -> Minibatches:
         return self
@@ -194,11 +196,6 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
 
     def _random(self, epoch: int, use: int) -> np.random.Generator:
         return np.random.default_rng([abs(self._seed or 0), epoch, use])
-
-    def __del__(self) -> None:
-        reader = getattr(self, "_reader", None)
-        if reader is not None and not sys.is_finalizing():  # at interpreter exit, modules are already gone
-            reader.shutdown(wait=False, cancel_futures=True)
 
     def __repr__(self) -> str:
         state: Any = self.get_state()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sonde._array_text import describe
+from sonde._renames import accepts_old_keywords
 from sonde.core import ByPath, glob_matches, no_such_site
 from sonde.store.format.folder import Folder, PathLike
 from sonde.store.format.manifest import ArrayInfo
@@ -188,13 +189,15 @@ class Store(_Arrays):
         """All arrays, of every kind."""
         return (*self.values(), *self.grads.values(), *self.taken.values(), *self.row_keys.values())
 
+    @accepts_old_keywords("sonde.store.Store.batches")
     def batches(
         self,
         size: int,
         *patterns: str,
-        shuffle: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
         window: int | None = None,
-        axes: int = 1,
+        row_axes: int = 1,
         epochs: int | None = 1,
         process: int = 0,
         processes: int = 1,
@@ -204,10 +207,11 @@ class Store(_Arrays):
         Args:
             size: How many rows a minibatch has. Rows left at the end of an epoch are dropped.
             *patterns: Which arrays; globs over paths. All values by default; keys of rows are included.
-            shuffle: A seed; None reads in the order of the store.
+            shuffle: Whether rows are drawn at random; otherwise they come in the order of the store.
+            seed: For the order of shuffled rows.
             window: How many rows are held in memory and mixed; by default as many as make 256 MiB.
-            axes: How many of the first axes count as rows: with 2, arrays of examples by positions are read as rows of
-                positions.
+            row_axes: How many of the first axes count as rows: with 2, arrays of examples by positions are read as
+                rows of positions.
             epochs: How many passes over the store; None for no end.
             process: Which part of the store to read, when several processes train together.
             processes: How many there are.
@@ -221,7 +225,7 @@ class Store(_Arrays):
             >>> from sonde import store
             >>> f = lambda x: sonde.sow(x * 2, "h")
             >>> kept = store.harvest(f, [jnp.ones((100, 3))], tempfile.mkdtemp(), progress=False)
-            >>> [batch["h"].shape for batch in kept.batches(40, shuffle=0)]
+            >>> [batch["h"].shape for batch in kept.batches(40, shuffle=True)]
             [(40, 3), (40, 3)]
         """
         chosen = [a for path, a in self.items() if not patterns or any(glob_matches(p, path) for p in patterns)]
@@ -233,9 +237,9 @@ class Store(_Arrays):
             named,
             self.identity,
             size,
-            shuffle=shuffle,
+            seed=seed if shuffle else None,
             window=window,
-            axes=axes,
+            row_axes=row_axes,
             epochs=epochs,
             process=process,
             processes=processes,

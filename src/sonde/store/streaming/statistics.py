@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde._renames import accepts_old_keywords
 from sonde.core import (
     ByPath,
     JitByStaticPart,
@@ -152,12 +153,13 @@ def _ends(x: np.ndarray) -> list[float]:
     return [float(np.min(x)), float(np.max(x))] if x.size else [np.nan, np.nan]
 
 
+@accepts_old_keywords("sonde.store.statistics")
 def statistics(
     f: Callable[..., Any],
     batches: Iterable[Any],
     *patterns: Pattern,
     keep: Callable[..., Any] | None = None,
-    axes: int | None = None,
+    row_axes: int | None = None,
     covariance: bool = False,
     histogram: bool = False,
     samples: int = 0,
@@ -174,10 +176,10 @@ def statistics(
         *patterns: Which sites; all by default.
         keep: A function of the arguments of `f` that returns a mask of the samples to count, such as
             `lambda tokens: tokens != 0`.
-        axes: How many of the first axes of a value are samples; by default all but the last, or those of the mask.
+        row_axes: How many of the first axes of a value are samples; by default all but the last, or those of the mask.
         covariance: Whether to compute the covariance of all pairs of units.
         histogram: Whether to keep a histogram of each unit, for quantiles.
-        samples: How many samples to keep, chosen at random, for `ablate(..., resample=seed)`.
+        samples: How many samples to keep, chosen at random, for `ablate(..., resample=True)`.
         seed: For the choice of these samples.
         reduce: A function of the value, applied at the site first.
         grads: Whether to use gradients instead of values, if `f` differentiates something.
@@ -194,7 +196,7 @@ def statistics(
     check_callable(f, "statistics")
     patterns = tuple(map(check_pattern, patterns))
     asked = inside_request(inside)
-    options = _Options(patterns, keep, axes, covariance, histogram, samples, seed, reduce, grads, asked)
+    options = _Options(patterns, keep, row_axes, covariance, histogram, samples, seed, reduce, grads, asked)
     run = JitByStaticPart(options.sums)
     joined: dict[str, _Sums] = {}
     n = 0
@@ -215,7 +217,7 @@ _Sums = dict[str, Any]
 class _Options:
     patterns: tuple[Pattern, ...]
     keep: Any
-    axes: int | None
+    row_axes: int | None
     covariance: bool
     histogram: bool
     samples: int
@@ -240,7 +242,7 @@ class _Options:
         return found
 
     def _of(self, array: Any, mask: Any, path: str, number: Any) -> _Sums:
-        axes = self.axes if self.axes is not None else mask.ndim if mask is not None else max(array.ndim - 1, 0)
+        axes = self.row_axes if self.row_axes is not None else mask.ndim if mask is not None else max(array.ndim - 1, 0)
         if array.ndim < axes or (mask is not None and array.shape[: mask.ndim] != mask.shape):
             expected = f"{axes} axes of samples" if mask is None else f"the mask's {mask.shape} in front"
             raise StoreError(f"statistics: {path!r} has shape {array.shape}, which does not have {expected}")

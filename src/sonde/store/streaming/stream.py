@@ -13,19 +13,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde._renames import accepts_old_keywords
 from sonde.core import Pattern, check_callable, check_pattern
 from sonde.errors import StoreError
 from sonde.store.writing.program import BatchOutcome, BatchProgram, ToStore, what_fits
 
 
+@accepts_old_keywords("sonde.store.stream")
 def stream(
     f: Callable[..., Any],
     batches: Iterable[Any],
     size: int,
     *patterns: Pattern,
-    shuffle: int | None = None,
+    shuffle: bool = False,
+    seed: int = 0,
     window: int | None = None,
-    axes: int = 1,
+    row_axes: int = 1,
     dtype: Any = None,
     reduce: Callable[[Any], Any] | None = None,
     inside: Any = None,
@@ -38,9 +41,10 @@ def stream(
         batches: Inputs: each a tuple of arguments, or one argument. May be endless.
         size: How many rows a minibatch has. Rows left over at the end are dropped.
         *patterns: Which sites; all by default. They must have the same number of rows.
-        shuffle: A seed; None keeps the order of the rows.
+        shuffle: Whether rows are drawn at random; otherwise they keep their order.
+        seed: For the order of shuffled rows.
         window: How many rows are in memory and mixed; sixteen minibatches by default.
-        axes: How many of the first axes of a value count as rows, as in `Store.batches`.
+        row_axes: How many of the first axes of a value count as rows, as in `Store.batches`.
         dtype: The dtype of floating-point numbers; unchanged by default.
         reduce: A function of the value, applied at the site first.
         inside: Functions or modules that mark no values themselves; see `sonde.capture`.
@@ -50,26 +54,28 @@ def stream(
         >>> import jax.numpy as jnp, sonde
         >>> from sonde import store
         >>> f = lambda x: sonde.sow(x * 2, "h")
-        >>> made = store.stream(f, (jnp.full((6, 3), i) for i in range(4)), 8, "h", shuffle=0)
+        >>> made = store.stream(f, (jnp.full((6, 3), i) for i in range(4)), 8, "h", shuffle=True)
         >>> [batch["h"].shape for batch in made]
         [(8, 3), (8, 3), (8, 3)]
     """
     check_callable(f, "stream")
-    if size < 1 or axes < 1:
-        raise ValueError(f"stream: size and axes must be at least 1, got size={size}, axes={axes}")
+    if size < 1 or row_axes < 1:
+        raise ValueError(f"stream: size and row_axes must be at least 1, got size={size}, row_axes={row_axes}")
     dtype = None if dtype is None else jnp.dtype(dtype)
     wanted = ToStore(f, tuple(map(check_pattern, patterns)), dtype, reduce, keep=keep, inside=inside)
-    return _dealt(BatchProgram(wanted), batches, size, shuffle, max(window or 16 * size, size), axes)
+    return _dealt(
+        BatchProgram(wanted), batches, size, seed if shuffle else None, max(window or 16 * size, size), row_axes
+    )
 
 
 def _dealt(
-    program: BatchProgram, batches: Iterable[Any], size: int, shuffle: int | None, window: int, axes: int
+    program: BatchProgram, batches: Iterable[Any], size: int, seed: int | None, window: int, row_axes: int
 ) -> Iterator[dict[str, np.ndarray]]:
-    drawing = None if shuffle is None else np.random.default_rng(abs(shuffle))
+    drawing = None if seed is None else np.random.default_rng(abs(seed))
     pool: dict[str, np.ndarray] = {}
     held, least = 0, size if drawing is None else max(size, window // 2)  # below this, the pool is filled again
     for batch in batches:
-        new = _rows(program(batch), axes)
+        new = _rows(program(batch), row_axes)
         pool = {name: np.concatenate([pool[name], x]) for name, x in new.items()} if pool else new
         held = len(next(iter(pool.values())))
         if held < window:
@@ -88,7 +94,7 @@ def _dealt(
         yield {name: x[start : start + size].copy() for name, x in pool.items()}
 
 
-def _rows(outcome: BatchOutcome, axes: int) -> dict[str, np.ndarray]:
+def _rows(outcome: BatchOutcome, row_axes: int) -> dict[str, np.ndarray]:
     arrays, beyond, mask = jax.device_get((outcome.arrays, outcome.beyond, outcome.mask))
     found = {}
     for (kind, path), array, lost in zip(outcome.names, arrays, beyond):
@@ -97,7 +103,7 @@ def _rows(outcome: BatchOutcome, axes: int) -> dict[str, np.ndarray]:
         if lost:
             told = f"{array.dtype.name} ({what_fits(array.dtype)})"
             raise StoreError(f"stream: {int(lost)} numbers of {path!r} do not fit {told}")
-        lead = axes if mask is None else mask.ndim
+        lead = row_axes if mask is None else mask.ndim
         found[path] = array[mask] if mask is not None else array.reshape(-1, *array.shape[lead:])
     if len({len(x) for x in found.values()}) != 1:
         counts = {path: len(x) for path, x in found.items()}

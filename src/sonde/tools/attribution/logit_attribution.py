@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde._renames import accepts_old_keywords
 from sonde.core import ByPath, Pattern, check_callable, check_pattern, glob_matches, inside_request, wrapped_like
 from sonde.tools.execution.record_values import Seen
 from sonde.tools.execution.unbatched import seen_whole
@@ -68,10 +69,11 @@ class LogitAttribution(ByPath[jax.Array], Drawn):
         return WholePaths(table)
 
 
+@accepts_old_keywords("sonde.tools.logit_attribution")
 def logit_attribution(
     f: Callable,
     *components: Pattern,
-    stream: str,
+    residual: str,
     readout: Callable[[Any], Any],
     metric: Callable[[Any], Any],
     position: int = -1,
@@ -84,7 +86,7 @@ def logit_attribution(
         f: Any callable.
         *components: Sites whose values are added to the stream, `(batch, length, width)`, or whose values are written
             to it by a matrix in `writes`. There may be an axis for heads before the last. The axes of `vmap` count.
-        stream: The path of the stream before the last norm, such as `blocks/29/out`.
+        residual: The path of the residual stream before the last norm, such as `blocks/29/out`.
         readout: A function of the stream that returns logits: the model's last norm and output layer.
         metric: A function of the logits at one position, `(batch, vocabulary)`, that returns a number; linear, such as
             the difference of two logits.
@@ -112,7 +114,7 @@ def logit_attribution(
         ...     b = sonde.sow(2 * x[..., ::-1], "b")
         ...     return readout(sonde.sow(a + b, "end"))
         >>> x = jnp.arange(4.0).reshape(1, 1, 4)
-        >>> found = logit_attribution(f, "a", "b", stream="end", readout=readout, metric=lambda y: y[0, 2])(x)
+        >>> found = logit_attribution(f, "a", "b", residual="end", readout=readout, metric=lambda y: y[0, 2])(x)
         >>> print(f"{float(found['a'] + found['b']):.4f} {float(f(x)[0, 0, 2]):.4f}")
         0.8627 0.8627
     """
@@ -126,8 +128,8 @@ def logit_attribution(
         def at_position(x: Any) -> Any:
             return x[:, position]
 
-        every = list(seen_whole(f, (stream, *chosen), args, kwargs, reduce=at_position, inside=asked))
-        length = next(seen for seen, _ in every if seen.path == stream).types[0].shape[1]
+        every = list(seen_whole(f, (residual, *chosen), args, kwargs, reduce=at_position, inside=asked))
+        length = next(seen for seen, _ in every if seen.path == residual).types[0].shape[1]
         values: dict[str, Any] = {}
         for seen, is_reduced in every:
             if seen.call or seen.loops:
@@ -136,11 +138,11 @@ def logit_attribution(
                     f"{'a loop' if seen.loops else 'several calls'}; name a site that runs once"
                 )
             values[seen.path] = seen.value if is_reduced else _at_position(seen, position, length)
-        end = values[stream]
+        end = values[residual]
         share = _shares(readout, metric, end)
         found = {}
         for path, value in values.items():
-            if path == stream and not any(isinstance(p, str) and glob_matches(p, path) for p in chosen):
+            if path == residual and not any(isinstance(p, str) and glob_matches(p, path) for p in chosen):
                 continue
             written = _written(path, value, matrices)
             if written.shape[-1] != end.shape[-1] or written.shape[0] != end.shape[0]:

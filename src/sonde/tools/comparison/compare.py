@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from sonde._renames import accepts_old_keywords
 from sonde.core import Pattern, inside_request, wrapped_like
 from sonde.port.difference import Distance, distance, epsilon
 from sonde.port.gradients import with_gradient
@@ -136,6 +137,7 @@ class Comparison(Drawn):
         return WholePaths(table)
 
 
+@accepts_old_keywords("sonde.tools.compare")
 def compare(
     f: Any,
     g: Any,
@@ -144,7 +146,6 @@ def compare(
     atol: float = 1e-6,
     norm: float | None = None,
     match_paths: Mapping[str, str] | str | Path | None = None,
-    names: Mapping[str, str] | None = None,
     grads: bool | None = None,
     inside: Any = None,
 ) -> Callable[..., Comparison]:
@@ -165,7 +166,6 @@ def compare(
         match_paths: For paths of `f`, the corresponding paths of `g`, or a file that `Comparison.save_matches` wrote.
             `{i}` stands for the same number on both sides (`"layers/{i}/attn": "blocks/{i}/self_attn"`), and what
             follows a path is kept. Usually not needed: see `Comparison.matches`.
-        names: The old name of `match_paths`.
         grads: Whether to compare gradients at the sites too; the programs, or a part of them, are then differentiated
             by themselves. None: the gradients of the results with respect to everything that goes into the programs,
             and those at sites if these differ. False: none at all.
@@ -193,7 +193,7 @@ def compare(
         None
     """
     first, second = (side_of(x, patterns, bool(grads), inside_request(inside)) for x in (f, g))
-    given = _given_paths(match_paths, names)
+    given = _given_paths(match_paths)
 
     def compared(*args: Any, **kwargs: Any) -> Comparison:
         sides = first.called(args, kwargs), second.called(args, kwargs)
@@ -231,10 +231,10 @@ def assert_same_program(
     return found
 
 
-def _given_paths(match_paths: Mapping[str, str] | str | Path | None, names: Mapping[str, str] | None) -> dict[str, str]:
+def _given_paths(match_paths: Mapping[str, str] | str | Path | None) -> dict[str, str]:
     if isinstance(match_paths, str | Path):
         return dict(json.loads(Path(match_paths).read_text(encoding="utf-8")))
-    return {**(names or {}), **(match_paths or {})}
+    return dict(match_paths or {})
 
 
 class _Comparing:

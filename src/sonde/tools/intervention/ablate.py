@@ -10,16 +10,19 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from sonde._renames import accepts_old_keywords
 from sonde.core import Edit, Pattern, Record, check_callable, edit, glob_matches, no_such_site
 
 
+@accepts_old_keywords("sonde.tools.ablate")
 def ablate(
     f: Callable,
     *patterns: Pattern,
-    to: float | Literal["mean"] | Any | Mapping[str, Any] = 0.0,
+    value: float | Literal["mean"] | Any | Mapping[str, Any] = 0.0,
     units: int | Sequence[int] | None = None,
-    axis: int = -1,
-    resample: int | None = None,
+    unit_axis: int = -1,
+    resample: bool = False,
+    seed: int = 0,
     positions: int | Sequence[int] | None = None,
     position_axis: int = -2,
     iterations: Any = None,
@@ -31,15 +34,16 @@ def ablate(
     Args:
         f: Any callable.
         *patterns: Which sites, as in `sonde.capture`; at least one.
-        to: What replaces a value: a number; an array that broadcasts against the value; `"mean"`, the mean of this
-            value over all axes but `axis` and the last one (under `vmap` a value is one example), so that a head's mean
-            is a vector; or, by path, the records of another run, arrays, or statistics over a data set as
+        value: What replaces a value: a number; an array that broadcasts against it; `"mean"`, the mean of this
+            value over all axes but `unit_axis` and the last one (under `vmap` a value is one example), so that a
+            head's mean is a vector; or, by path, the records of another run, arrays, or statistics over a data set as
             `sonde.store.statistics` returns them: their means, separate for each layer in a loop and for each call. For
-            the means of single heads the statistics need the axis of the heads: `statistics(..., axes=2)`.
-        units: Which indices along `axis` to replace. All, if None.
-        axis: The axis of the units; by default the last.
-        resample: A seed. Values are then replaced by random samples that `statistics(..., samples=n)` kept, not by
-            means. All sites draw the same samples, so that values of one example stay together.
+            the means of single heads the statistics need the axis of the heads: `statistics(..., row_axes=2)`.
+        units: Which indices along `unit_axis` to replace. All, if None.
+        unit_axis: The axis of the units; by default the last.
+        resample: Whether values are replaced by random samples that `statistics(..., samples=n)` kept, not by means.
+            All sites draw the same samples, so that values of one example stay together.
+        seed: For the choice of the samples.
         positions: The positions at which to replace. All, if None.
         position_axis: The axis of the positions; by default the last but one.
         iterations: The iterations of the surrounding loop in which to replace, as in `sonde.Edit`.
@@ -60,40 +64,41 @@ def ablate(
         >>> from sonde.tools import ablate
         >>> def f(x):
         ...     return sonde.sow(x * 2, "h") + 1
-        >>> print(ablate(f, "h", units=1)(jnp.arange(3.0)), ablate(f, "*", to=5.0)(jnp.arange(3.0)))
+        >>> print(ablate(f, "h", units=1)(jnp.arange(3.0)), ablate(f, "*", value=5.0)(jnp.arange(3.0)))
         [1. 1. 5.] [6. 6. 6.]
     """
     check_callable(f, "ablate")
     if not patterns:
         raise ValueError("ablate needs at least one pattern, such as 'blocks/3/attn'")
-    if isinstance(to, str) and to != "mean":
-        raise ValueError(f"ablate: to= is a number, an array, 'mean' or statistics by path, got {to!r}")
+    if isinstance(value, str) and value != "mean":
+        raise ValueError(f"ablate: value= is a number, an array, 'mean' or statistics by path, got {value!r}")
     chosen = None if units is None else (units,) if isinstance(units, int) else tuple(units)
-    if isinstance(to, Mapping):
+    if isinstance(value, Mapping):
         edits: dict[Any, Edit] = {}
-        for path in _paths(to, patterns):
-            new, where = to[path], {"calls": calls, "iterations": iterations}
+        for path in _paths(value, patterns):
+            new, where = value[path], {"calls": calls, "iterations": iterations}
             site = path
             if not isinstance(new, Record) and not hasattr(new, "dtype"):
                 site, own, at = _place(path)
                 where = {"calls": calls if own is None else own, "iterations": iterations if at is None else at}
-                new = _Mean(path, new.mean) if resample is None else _Drawn(path, new.samples, resample)
-            elif resample is not None:
+                new = _Drawn(path, new.samples, seed) if resample else _Mean(path, new.mean)
+            elif resample:
                 raise ValueError(_NO_SAMPLES)
             if isinstance(new, Record):
-                rule = new if chosen is None else _rule(new.value, chosen, axis)
+                rule = new if chosen is None else _rule(new.value, chosen, unit_axis)
             else:
-                rule = _rule(new, chosen, axis)
+                rule = _rule(new, chosen, unit_axis)
             # A separate pattern for every call and iteration of a site.
-            edits[_Exactly(site)] = Edit(rule, **where, positions=positions, axis=position_axis)
+            edits[_Exactly(site)] = Edit(rule, **where, positions=positions, position_axis=position_axis)
         return edit(f, edits, inside=inside)
-    if resample is not None:
+    if resample:
         raise ValueError(_NO_SAMPLES)
-    rule = Edit(_rule(to, chosen, axis), calls=calls, iterations=iterations, positions=positions, axis=position_axis)
+    new = _rule(value, chosen, unit_axis)
+    rule = Edit(new, calls=calls, iterations=iterations, positions=positions, position_axis=position_axis)
     return edit(f, dict.fromkeys(patterns, rule), inside=inside)
 
 
-_NO_SAMPLES = "ablate: resample= needs statistics of a data set, to=statistics(..., samples=n)"
+_NO_SAMPLES = "ablate: resample= needs statistics of a data set, value=statistics(..., samples=n)"
 
 
 class _Exactly:
@@ -138,7 +143,7 @@ class _FromData:
             raise ValueError(
                 f"ablate: units= are along axis {axis - x.ndim} of a value of shape {list(x.shape)}, but the "
                 f"statistics of {self.path!r} are of units of shape {list(self.units)}, with that axis averaged; make "
-                f"them with statistics(..., axes={axis})"
+                f"them with statistics(..., row_axes={axis})"
             )
 
     def like(self, x: Any) -> Any:
@@ -216,7 +221,7 @@ def _broadcast(to: Any, x: Any) -> Any:
         return jnp.broadcast_to(new, x.shape)
     except ValueError:
         raise ValueError(
-            f"ablate: to= has shape {list(new.shape)}, which does not broadcast to a value of shape {list(x.shape)}"
+            f"ablate: value= has shape {list(new.shape)}, which does not broadcast to a value of shape {list(x.shape)}"
         ) from None
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde._renames import accepts_inputs_first
 from sonde.core import (
     JitByStaticPart,
     Pattern,
@@ -33,6 +34,8 @@ from sonde.tools.intervention.patch_values import Occurrence, placed, values_to_
 from sonde.tools.intervention.sweep import restored_title
 from sonde.tools.intervention.sweep_points import Axes, Target, checked_axes
 from sonde.tools.reading.heatmap import Drawn, Heat, by_last_axis
+
+R = TypeVar("R")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -87,24 +90,21 @@ class Paths(Drawn):
 _SHOWN = 30
 
 
+@accepts_inputs_first("sonde.tools.patch_paths", ("senders", "receivers", "metric"))
 def patch_paths(
-    f: Callable,
-    clean: Any,
-    corrupt: Any,
+    f: Callable[..., R],
     senders: Pattern | Sequence[Pattern],
     receivers: Pattern | Sequence[Pattern],
-    metric: Callable[[Any], Any],
     *,
+    metric: Callable[[R], Any],
     frozen: Pattern | Sequence[Pattern] | None = None,
     axis: int | Sequence[int] | None = None,
     inside: Any = None,
-) -> Paths:
-    """Runs `f` for every sender and receiver with only the path between them clean.
+) -> Callable[[Any, Any], Paths]:
+    """A function that runs `f` for every sender and receiver with only the path between them clean.
 
     Args:
         f: Any callable. Models are not changed by the runs.
-        clean: The arguments of the clean run: a tuple, or the only argument.
-        corrupt: The arguments of the corrupt run, with the same shapes.
         senders: Sites where components write.
         receivers: Sites where components read.
         metric: A function of the result of `f` that returns a number.
@@ -115,7 +115,8 @@ def patch_paths(
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
-        `Paths`, with the pairs in which the sender comes before the receiver.
+        A function `paths(clean, corrupt)`, each the arguments of a run of `f`: a tuple, or the only argument, with the
+        same shapes. It returns `Paths`, with the pairs in which the sender comes before the receiver.
 
     Example:
         >>> import jax.numpy as jnp, sonde
@@ -124,7 +125,7 @@ def patch_paths(
         ...     a = sonde.sow(x * 2, "a")
         ...     b = sonde.sow(sonde.sow(x + a, "b/in") * 3, "b")
         ...     return jnp.sum(sonde.sow(a + b, "end/in"))
-        >>> found = patch_paths(f, jnp.ones(1), jnp.zeros(1), ("a", "b"), "*/in", lambda y: y)
+        >>> found = patch_paths(f, ("a", "b"), "*/in", metric=lambda y: y)(jnp.ones(1), jnp.zeros(1))
         >>> {pair: float(score) for pair, score in found.scores.items()}
         {('a', 'b/in'): 6.0, ('a', 'end/in'): 2.0, ('b', 'end/in'): 9.0}
     """
@@ -133,11 +134,15 @@ def patch_paths(
     sending, receiving, held = (_several(p) for p in (senders, receivers, senders if frozen is None else frozen))
     if not sending or not receiving:
         raise ValueError("patch_paths needs senders and receivers: a pattern or several of each")
-    inputs = [x if isinstance(x, tuple) else (x,) for x in (clean, corrupt)]
-    asked = inside_request(inside)
-    run = JitByStaticPart(_Run(sending, receiving, held, metric, checked_axes(axis), asked))
-    found, of_clean, of_corrupt = run(*static_and_arrays((f, *inputs), asked))
-    return Paths({pair: score for (_, pair), score in sorted(found.items())}, of_clean, of_corrupt)
+    request = inside_request(inside)
+    run = JitByStaticPart(_Run(sending, receiving, held, metric, checked_axes(axis), request))
+
+    def paths(clean: Any, corrupt: Any) -> Paths:
+        inputs = [x if isinstance(x, tuple) else (x,) for x in (clean, corrupt)]
+        scores, of_clean, of_corrupt = run(*static_and_arrays((f, *inputs), request))
+        return Paths({pair: score for (_, pair), score in sorted(scores.items())}, of_clean, of_corrupt)
+
+    return paths
 
 
 def _several(patterns: Pattern | Sequence[Pattern]) -> tuple[Pattern, ...]:

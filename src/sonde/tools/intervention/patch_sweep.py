@@ -16,13 +16,15 @@ import functools
 import math
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from sonde._array_text import describe
+from sonde._renames import accepts_inputs_first
 from sonde.core import (
     JitByStaticPart,
     Pattern,
@@ -42,6 +44,8 @@ from sonde.tools.intervention.sweep import Sweep
 from sonde.tools.intervention.sweep_points import Axes, Target, checked_axes
 from sonde.tools.reading.heatmap import POSITION
 
+R = TypeVar("R")
+
 _MOST_GROUPS = 12
 
 
@@ -55,28 +59,24 @@ class _Device(NamedTuple):
 _CPU, _ACCELERATOR = _Device(64, 5e10), _Device(None, 2e13)
 
 
+@accepts_inputs_first("sonde.tools.patch_sweep", ("sites", "metric", "axis"))
 def patch_sweep(
-    f: Callable,
-    clean: Any,
-    corrupt: Any,
-    sites: Pattern | Sequence[Pattern],
-    metric: Callable[[Any], Any],
+    f: Callable[..., R],
+    *patterns: Pattern,
+    metric: Callable[[R], Any],
     axis: int | Sequence[int] | None = -2,
-    *,
-    directions: Any = None,
+    directions: ArrayLike | None = None,
     chunk: int | None = None,
     inside: Any = None,
-) -> Sweep:
-    """Runs `f` on the corrupt input once for every position of every site, with the clean value put there.
+) -> Callable[[Any, Any], Sweep]:
+    """A function that runs `f` on the corrupt input once for every position of every site, with the clean value there.
 
     The sweep is one compiled call. It is compiled again for another function, metric or shape; the last few are
     remembered as long as `f` is, by the identity of `f` and `metric`, so define them once.
 
     Args:
         f: Any callable. Models are not changed by the runs.
-        clean: The arguments of the clean run: a tuple, or the only argument.
-        corrupt: The arguments of the corrupt run, with the same shapes.
-        sites: Which sites: a pattern or several, as in `sonde.capture`.
+        *patterns: Which sites, as in `sonde.capture`; at least one.
         metric: A function of the result of `f` that returns a number.
         axis: The axis of the positions, or several axes: `(-3, -2)` patches every head at every position. A negative
             number counts from the end; others do not count the axes that `vmap` puts in front. None patches whole
@@ -87,7 +87,8 @@ def patch_sweep(
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
-        A `Sweep`.
+        A function `sweep(clean, corrupt)` that returns a `Sweep`. Each of the two is the arguments of a run of `f`: a
+        tuple, or the only argument. Both have the same shapes.
 
     Raises:
         NoSuchSiteError: A pattern matches no site.
@@ -100,39 +101,43 @@ def patch_sweep(
         >>> from sonde.tools import patch_sweep
         >>> def f(x):
         ...     return sonde.sow(x * 2, "h")[1]
-        >>> sweep = patch_sweep(f, jnp.ones((3, 4)), jnp.zeros((3, 4)), "h", jnp.sum)
+        >>> sweep = patch_sweep(f, "h", metric=jnp.sum)(jnp.ones((3, 4)), jnp.zeros((3, 4)))
         >>> print(sweep.restored["h"])
         [0. 1. 0.]
     """
     check_callable(f, "patch_sweep")
     check_callable(metric, "patch_sweep")
-    several = (sites,) if isinstance(sites, str) or callable(sites) else tuple(sites)
-    patterns = tuple(map(check_pattern, several))
+    patterns = tuple(check_pattern(pattern, "patch_sweep") for pattern in patterns)
     if not patterns:
-        raise ValueError("patch_sweep needs sites: a pattern or several, such as 'blocks/*/attn'")
+        raise ValueError("patch_sweep needs at least one pattern, such as 'blocks/*/attn'")
     axes = checked_axes(axis)
     along = _checked_directions(directions)
     if chunk is not None and chunk < 1:
         raise ValueError(f"patch_sweep: chunk must be at least 1, got {chunk}")
-    inputs = [x if isinstance(x, tuple) else (x,) for x in (clean, corrupt)]
-    shapes = [[describe(x) for x in arrays_in(given)] for given in inputs]
-    if shapes[0] != shapes[1]:
-        raise ValueError(
-            "patch_sweep puts values of the clean run into the corrupt one, so both inputs must have the same arrays; "
-            f"the clean one has {', '.join(shapes[0])}, the corrupt one {', '.join(shapes[1])}"
-        )
-    asked = inside_request(inside)
-    rest, arrays = static_and_arrays((f, *inputs, along), asked)
-    at_a_time = _CPU if jax.default_backend() == "cpu" else _ACCELERATOR
+    request = inside_request(inside)
+    device = _CPU if jax.default_backend() == "cpu" else _ACCELERATOR
     if chunk is not None:
-        at_a_time = at_a_time._replace(most=chunk)
-    key = ("sweep", patterns, by_identity(metric), axes, at_a_time, asked)
+        device = device._replace(most=chunk)
+    key = ("sweep", patterns, by_identity(metric), axes, device, request)
     owner = next((g for g in (f, metric) if isinstance(g, types.FunctionType | jax.stages.Wrapped)), _sweep)
-    sweep = kept_with(owner, key, lambda _: _sweep(patterns, metric, axes, at_a_time, asked))
-    found, of_clean, of_corrupt = sweep(rest, arrays)
-    names = f"index along axis {axes[-1]}" if axes and axes != (-2,) else POSITION
-    shown = "direction" if along is not None else names
-    return Sweep({name: scores for (_, name), scores in sorted(found.items())}, of_clean, of_corrupt, shown)
+
+    def sweep(clean: Any, corrupt: Any) -> Sweep:
+        inputs = [x if isinstance(x, tuple) else (x,) for x in (clean, corrupt)]
+        shapes = [[describe(x) for x in arrays_in(arguments)] for arguments in inputs]
+        if shapes[0] != shapes[1]:
+            raise ValueError(
+                "patch_sweep puts values of the clean run into the corrupt one, so both inputs must have the same "
+                f"arrays; the clean one has {', '.join(shapes[0])}, the corrupt one {', '.join(shapes[1])}"
+            )
+        static, arrays = static_and_arrays((f, *inputs, along), request)
+        compiled = kept_with(owner, key, lambda _: _sweep(patterns, metric, axes, device, request))
+        scores, of_clean, of_corrupt = compiled(static, arrays)
+        # What the columns of the scores count, for pictures and tables.
+        index = f"index along axis {axes[-1]}" if axes and axes != (-2,) else POSITION
+        columns = "direction" if along is not None else index
+        return Sweep({name: score for (_, name), score in sorted(scores.items())}, of_clean, of_corrupt, columns)
+
+    return sweep
 
 
 def _checked_directions(directions: Any) -> Any:

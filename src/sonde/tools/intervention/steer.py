@@ -73,5 +73,10 @@ def steer(
 
         return lambda value: jax.tree.map(pushed, value, direction)
 
-    where: dict[str, Any] = {"positions": positions, "axis": position_axis, "iterations": iterations, "calls": calls}
+    where: dict[str, Any] = {
+        "positions": positions,
+        "position_axis": position_axis,
+        "iterations": iterations,
+        "calls": calls,
+    }
     return edit(f, {pattern: Edit(towards(pattern, d), **where) for pattern, d in directions.items()}, inside=inside)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde._array_text import indexed
+from sonde._renames import accepts_old_keywords
 from sonde.core import Pattern, check_callable, check_pattern, inside_request, wrapped_like
 from sonde.tools.execution.unbatched import seen_whole
 from sonde.tools.reading.heatmap import Drawn, Heat
@@ -72,8 +73,9 @@ class HeadScores(Drawn):
         return WholePaths(table)
 
 
+@accepts_old_keywords("sonde.tools.attention_heads")
 def attention_heads(
-    f: Callable, *patterns: Pattern, tokens: Callable[..., Any] | None = None, inside: Any = None
+    f: Callable, *patterns: Pattern, token_ids: Callable[..., Any] | None = None, inside: Any = None
 ) -> Callable[..., HeadScores]:
     """A function that runs `f` and scores its attention heads.
 
@@ -81,7 +83,7 @@ def attention_heads(
         f: Any callable.
         *patterns: Sites of attention weights, `(..., heads, queries, keys)`, such as `blocks/*/attn/weights`; all with
             the same number of heads. The axes of `vmap` count.
-        tokens: A function of the arguments of `f` that returns the tokens, `(batch, length)`. The first argument, if
+        token_ids: A function of the arguments of `f` that returns the tokens, `(batch, length)`. The first argument, if
             None.
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
@@ -109,7 +111,7 @@ def attention_heads(
     asked = inside_request(inside)
 
     def scored(*args: Any, **kwargs: Any) -> HeadScores:
-        text = jnp.asarray(args[0] if tokens is None else tokens(*args, **kwargs))
+        text = jnp.asarray(args[0] if token_ids is None else token_ids(*args, **kwargs))
         text = text[None] if text.ndim == 1 else text
 
         def shares(weights: Any) -> Any:

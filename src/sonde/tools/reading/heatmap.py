@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from sonde._array_text import indexed
+from sonde._renames import accepts_old_keywords
 from sonde.tools.reading.token_labels import words
 
 _MOST_CELLS = 20_000
@@ -60,36 +61,39 @@ class Drawn:
     def _repr_html_(self) -> str:
         return as_html(self._heat())
 
-    def html(self, tokens: Any = None, names: Any = None) -> str:
+    @accepts_old_keywords("html, heat and plot of what tools return")
+    def html(self, tokens: Any = None, tokenizer: Any = None) -> str:
         """The table as HTML, with tokens in place of positions.
 
         Args:
             tokens: Strings for the columns, or numbers of tokens.
-            names: Turns a token into a string, as in `Lens.table`.
+            tokenizer: Turns a token into a string, as in `Lens.table`.
         """
-        return as_html(self.heat(tokens, names))
+        return as_html(self.heat(tokens, tokenizer))
 
-    def heat(self, tokens: Any = None, names: Any = None) -> Heat:
+    @accepts_old_keywords("html, heat and plot of what tools return")
+    def heat(self, tokens: Any = None, tokenizer: Any = None) -> Heat:
         """What is drawn, with tokens in place of positions.
 
         Args:
             tokens: Strings for the columns, or numbers of tokens.
-            names: Turns a token into a string, as in `Lens.table`.
+            tokenizer: Turns a token into a string, as in `Lens.table`.
         """
-        return _with_tokens(self._heat(), tokens, names)
+        return _with_tokens(self._heat(), tokens, tokenizer)
 
-    def plot(self, ax: Any = None, *, tokens: Any = None, names: Any = None) -> Any:
+    @accepts_old_keywords("html, heat and plot of what tools return")
+    def plot(self, ax: Any = None, *, tokens: Any = None, tokenizer: Any = None) -> Any:
         """A matplotlib figure (needs matplotlib).
 
         Args:
             ax: The axes to draw on; new ones, if None.
             tokens: Strings for the columns, or numbers of tokens.
-            names: Turns a token into a string, as in `Lens.table`.
+            tokenizer: Turns a token into a string, as in `Lens.table`.
 
         Returns:
             The figure.
         """
-        heat = self.heat(tokens, names)
+        heat = self.heat(tokens, tokenizer)
         if ax is None:
             pyplot = _optional("matplotlib.pyplot", "plot()", "matplotlib")
             rows, columns = heat.values.shape
@@ -130,10 +134,10 @@ def by_last_axis(found: dict[str, np.ndarray], title: str, column_title: str) ->
     return Heat(matrix, rows, columns, title, column_title, absent=missing)
 
 
-def _with_tokens(heat: Heat, tokens: Any, names: Any) -> Heat:
+def _with_tokens(heat: Heat, tokens: Any, tokenizer: Any) -> Heat:
     if tokens is None:
         return heat
-    found = words(tokens, names)
+    found = words(tokens, tokenizer)
     if len(found) != len(heat.columns):
         raise ValueError(f"there are {len(found)} tokens for {len(heat.columns)} columns")
     return dataclasses.replace(heat, columns=found)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde._array_text import indexed
+from sonde._renames import accepts_old_keywords
 from sonde.core import ByPath, Pattern, capture_only, check_callable, check_pattern, inside_request, wrapped_like
 from sonde.tools.execution.record_values import each_seen
 from sonde.tools.reading.heatmap import POSITION, Drawn, Heat
@@ -45,40 +46,42 @@ class Reading(Drawn):
         texts = [[str(int(t)) for t in best[at]] for at in rows]
         return Heat(values, names, list(map(str, range(values.shape[1]))), _BEST, POSITION, texts)
 
-    def heat(self, tokens: Any = None, names: Any = None) -> Heat:
-        """What is drawn; `names` shows the best tokens too."""
-        return _with_names(super(Reading, self).heat(tokens, names), names)
+    @accepts_old_keywords("html, heat and plot of what tools return")
+    def heat(self, tokens: Any = None, tokenizer: Any = None) -> Heat:
+        """What is drawn; `tokenizer` shows the best tokens too."""
+        return _with_names(super(Reading, self).heat(tokens, tokenizer), tokenizer)
 
 
 _BEST = "the best token at every position, and how sure"
 
 
-def _with_names(heat: Heat, names: Any) -> Heat:
+def _with_names(heat: Heat, tokenizer: Any) -> Heat:
     """The same, with the best tokens as strings."""
-    if names is None:
+    if tokenizer is None:
         return heat
-    show = shown_by(names)
+    show = shown_by(tokenizer)
     return dataclasses.replace(heat, texts=[[show(int(t)) if t else "" for t in row] for row in heat.texts])
 
 
 class Lens(ByPath[Reading], Drawn):
     """Readings by path, in program order. Calls of a site after the first have their number, as in `h[1]`."""
 
-    def table(self, names: Any = str, *, tokens: Any = None, example: int = 0) -> Any:
+    @accepts_old_keywords("sonde.tools.Lens.table")
+    def table(self, tokenizer: Any = str, *, tokens: Any = None, example: int = 0) -> Any:
         """A rich table of the best token at every position.
 
         Args:
-            names: Turns tokens into strings: a function, a list of strings, or a tokenizer (with `decode`).
-            tokens: The tokens at the positions, for the heading: strings, or token ids that `names` converts.
+            tokenizer: Turns tokens into strings: a function, a list of strings, or a tokenizer (with `decode`).
+            tokens: The tokens at the positions, for the heading: strings, or token ids that `tokenizer` converts.
             example: Which of the examples, if there are axes besides the position.
 
         Raises:
-            TypeError: `names` cannot turn tokens into strings.
+            TypeError: `tokenizer` cannot turn tokens into strings.
         """
         from rich.table import Table
         from rich.text import Text
 
-        show = shown_by(names)
+        show = shown_by(tokenizer)
         rows = list(self.rows(example))
         columns = max((len(best) for _, best, _ in rows), default=0)
         head = [""] * columns if tokens is None else words(tokens, show)
@@ -98,9 +101,10 @@ class Lens(ByPath[Reading], Drawn):
         values = np.stack(sure) if sure else np.zeros((0, 0))
         return Heat(values, [name for name, _, _ in rows], list(map(str, range(width))), _BEST, POSITION, texts)
 
-    def heat(self, tokens: Any = None, names: Any = None) -> Heat:
-        """What is drawn; `names` shows the best tokens too."""
-        return _with_names(super().heat(tokens, names), names)
+    @accepts_old_keywords("html, heat and plot of what tools return")
+    def heat(self, tokens: Any = None, tokenizer: Any = None) -> Heat:
+        """What is drawn; `tokenizer` shows the best tokens too."""
+        return _with_names(super().heat(tokens, tokenizer), tokenizer)
 
     def rows(self, example: int = 0) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
         """The best token at each position and its probability, for every site and every iteration of its loops.

@@ -18,6 +18,7 @@ import numpy as np
 import optax
 
 from sonde import _extras
+from sonde._renames import accepts_old_keywords
 from sonde.core import glob_matches, no_such_site
 
 
@@ -92,12 +93,13 @@ class Probe:
         return f"<probe of {len(self.paths)} sites: best {best!r} with accuracy {self.accuracy[best]:.3f}>"
 
 
+@accepts_old_keywords("sonde.tools.probe")
 def probe(
     values: Mapping[str, Any],
     labels: Any,
     *patterns: str,
     C: float = 1.0,
-    test: float = 0.2,
+    test_fraction: float = 0.2,
     seed: int = 0,
     max_steps: int = 100,
     tolerance: float = 1e-4,
@@ -109,7 +111,7 @@ def probe(
         labels: A label for each row, of any type that can be compared.
         *patterns: Which paths; all by default.
         C: The inverse of the penalty on large weights, as in scikit-learn.
-        test: The share of the rows to hold out for the accuracy.
+        test_fraction: The share of the rows to hold out for the accuracy.
         seed: Chooses the held-out rows.
         max_steps: How many steps a fit takes at most.
         tolerance: A fit ends when no component of the gradient of the mean loss is larger than this.
@@ -134,15 +136,15 @@ def probe(
         raise ValueError(
             f"probe needs one label per row and at least two different labels; got {len(classes)} in {labels.shape}"
         )
-    if not 0 < test < 1:
-        raise ValueError(f"probe(test=...) is a share of the rows, between 0 and 1, got {test}")
+    if not 0 < test_fraction < 1:
+        raise ValueError(f"probe(test_fraction=...) is a share of the rows, between 0 and 1, got {test_fraction}")
     arrays = {}
     for path in paths:
         if len(values[path]) != len(labels):
             raise ValueError(f"probe: {path!r} has {len(values[path])} rows, and there are {len(labels)} labels")
         arrays[path] = np.asarray(values[path]).reshape(len(labels), -1)
     order = np.random.default_rng(seed).permutation(len(labels))
-    kept = max(1, round(test * len(labels)))
+    kept = max(1, round(test_fraction * len(labels)))
     apart, fitted = np.sort(order[:kept]), np.sort(order[kept:])
     if len(np.unique(numbers[fitted])) != len(classes):
         raise ValueError("probe: too few rows of some label to fit and to test")

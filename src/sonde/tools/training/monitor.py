@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from sonde._renames import accepts_old_keywords
 from sonde.core import Pattern, Records, capture, check_callable, check_pattern, inside_request
 from sonde.errors import CaptureError
 from sonde.tools.execution.host_transfer import Fetching
@@ -176,12 +177,13 @@ class Monitored:
         self.flush()
 
 
+@accepts_old_keywords("sonde.tools.monitor")
 def monitor(
     train_step: Callable,
     statistics: Mapping[str, Sequence[str]] | Mapping[Pattern, Sequence[str]],
     *,
     every: int = 10,
-    to: Writer | str | Path | Sequence[Writer] = (),
+    writers: Writer | str | Path | Sequence[Writer] = (),
     inside: Any = None,
 ) -> Monitored:
     """A training step that also reports statistics of its sites, every `every` steps.
@@ -191,8 +193,8 @@ def monitor(
         statistics: For each pattern, names of statistics: `mean`, `std`, `min`, `max`, `norm`, `zeros`, `dead`,
             `nonfinite`; of the gradient with `grad_` in front, as in `grad_norm`.
         every: How many steps apart. The first step is reported.
-        to: Where the numbers go: a file for JSON lines, a writer from `sonde.tools.training.writers`, any function of
-            a step and a flat dict, or several of these.
+        writers: Where the numbers go: a file for JSON lines, a writer from `sonde.tools.training.writers`, any function
+            of a step and a flat dict, or several of these.
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
@@ -231,6 +233,6 @@ def monitor(
             raise TypeError(f"monitor: {pattern!r} needs a list of statistics, got the string {names!r}")
         check_names([n.removeprefix(_GRADIENT) for n in names], f"monitor of {pattern!r}", _SCALARS)
         wanted[check_pattern(pattern)] = tuple(names)
-    several = (to,) if isinstance(to, (str, Path)) or callable(to) else tuple(to)
+    several = (writers,) if isinstance(writers, (str, Path)) or callable(writers) else tuple(writers)
     writers = [json_lines(w) if isinstance(w, (str, Path)) else w for w in several]
     return Monitored(train_step, wanted, every, writers, inside)

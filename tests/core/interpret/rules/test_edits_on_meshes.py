@@ -104,9 +104,9 @@ def test_a_record_gives_each_shard_its_own():
 def test_perturbations(body, check_vma):
     mark = sonde.perturb
     f = on_mesh(lambda x: BODIES[body](x, mark), check_vma)
-    zeros = sonde.perturbations(f)(X)
-    np.testing.assert_allclose(sonde.perturbed(f)(zeros, X), f(X), rtol=1e-6)
-    loss = lambda deltas: (sonde.perturbed(f)(deltas, X) ** 2).sum()
+    zeros = sonde.zero_perturbations(f)(X)
+    np.testing.assert_allclose(sonde.with_perturbations(f)(zeros, X), f(X), rtol=1e-6)
+    loss = lambda deltas: (sonde.with_perturbations(f)(deltas, X) ** 2).sum()
     at_zero = jax.grad(loss)(zeros)["h"]
     assert at_zero.shape == zeros["h"].shape
     _, records = sonde.capture(jax.grad(lambda x: (f(x) ** 2).sum()), grads=True)(X)

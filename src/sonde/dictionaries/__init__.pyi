@@ -1,0 +1,11 @@
+"""The public names of `sonde.dictionaries`, each with the module that has it."""
+
+from sonde.dictionaries.dictionary import Dictionary as Dictionary
+from sonde.dictionaries.figures import Figures as Figures
+from sonde.dictionaries.figures import evaluate as evaluate
+from sonde.dictionaries.figures import loss_recovered as loss_recovered
+from sonde.dictionaries.saelens_format import load as load
+from sonde.dictionaries.saelens_format import save as save
+from sonde.dictionaries.splicing import splice as splice
+from sonde.dictionaries.training import History as History
+from sonde.dictionaries.training import train as train
