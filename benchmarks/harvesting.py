@@ -91,7 +91,7 @@ def reading(folder: Path) -> list[Row]:
             kept[start : start + size]
 
     def shuffled():
-        for _ in store.open(folder / "rows").batches(size, shuffle=0, window=rows // 3):
+        for _ in store.open(folder / "rows").batches(size, shuffle=True, window=rows // 3):
             pass
 
     def by_hand():

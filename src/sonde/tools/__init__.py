@@ -3,6 +3,7 @@
 first_nonfinite(f)                      which operation made the first NaN or Inf
 trace_back(f, predicate)                which operation gave a result a property: too large, zero
 summarize(f)                            statistics of every value and gradient
+statistics(f, batches)                  the same over a data set; it is `sonde.store.statistics`
 compare(f, g)                           where two programs differ first, down to the operation
 compare_parameters(first, second)       which weights are missing, transposed, permuted or different
 patch_sweep(f, *patterns, metric=...)   which values carry what a metric measures

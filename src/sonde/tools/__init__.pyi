@@ -2,6 +2,7 @@
 
 from sonde.port.parameters import compare_parameters as compare_parameters
 from sonde.port.torch import torch_records as torch_records
+from sonde.store.streaming.statistics import statistics as statistics
 from sonde.tools.attribution.attribute import Attribution as Attribution
 from sonde.tools.attribution.attribute import attribute as attribute
 from sonde.tools.attribution.example_gradients import example_grad_norms as example_grad_norms
