@@ -18,7 +18,7 @@ from sonde._jax.imported import (
     ad,
     call_hi_primitive_p,
     custom_vmap_p,
-    remat_saves,
+    remat_has_barriers,
     typeof,
 )
 from sonde._jax.jaxprs import ONE_JAXPR_CLASS
@@ -73,7 +73,7 @@ def expanded(args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
 
 def bind_checkpoint(operation: Any, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
     """Calls a jaxpr under `jax.checkpoint` with the options of another call, with further arguments in front."""
-    if not remat_saves:
+    if not remat_has_barriers:
         return list(RematTraced(jaxpr, operation.policy)(*args))
     barriers = operation.prevent_cse
     if not isinstance(barriers, bool):

@@ -83,8 +83,10 @@ flattree: Any = _flattree
 RematTraced: Any = _RematTraced  # `jax.checkpoint` with `jax_remat3`; None in versions without it
 call_hi_primitive_p: Any = _call_hi_primitive_p
 remat_rules: dict[Any, Any] = {} if _remat is None else _remat.rules
-# Whether its rules return what is saved as a list of its own, as from 0.12 on.
-remat_saves = _RematTraced is not None and "prevent_cse" in inspect.signature(_RematTraced.__init__).parameters
+# Whether `jax.checkpoint` with `jax_remat3` says which arguments get optimization barriers: from 0.11 on.
+remat_has_barriers = _RematTraced is not None and "prevent_cse" in inspect.signature(_RematTraced.__init__).parameters
+# Whether its rules return what is saved as a list of its own: from 0.12 on.
+remat_saves = jax.__version_info__ >= (0, 12)
 PjitFunction = type(jax.jit(lambda: None))
 
 
