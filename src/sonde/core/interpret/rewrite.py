@@ -8,7 +8,7 @@ Both are cached by jaxpr and handler.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from sonde import _jax
@@ -187,6 +187,45 @@ def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = (), *, length: 
         if handler.tells_loops_apart:
             new = dataclasses.replace(new, specs=in_new_loops(new.specs))
     handler.met.update(new.met)
+    return new
+
+
+def rebound(
+    jaxpr: Any,
+    handler_of: Callable[..., Handler],
+    *,
+    front: Sequence[Any] = (),
+    back: Sequence[Any] = (),
+    types: Sequence[Any] | None = None,
+    then: Callable[[list[Any], Sequence[Any]], list[Any]] | None = None,
+    key: Hashable = None,
+) -> Any:
+    """A jaxpr, closed, whose sites were bound again under another handler, and which may take more inputs.
+
+    Args:
+        jaxpr: Open without constants, or closed.
+        handler_of: The handler, given all inputs.
+        front: The types of new inputs in front of the old ones.
+        back: The types of new inputs after them.
+        types: The types of the old inputs, where they are not those of the jaxpr.
+        then: Changes the outputs, given these and all inputs.
+        key: What the result depends on besides the jaxpr and the capture state. If it is given, the result is kept as
+            long as the jaxpr lives.
+    """
+    kept_as = "rebound", key, capture_state()
+    known = None if key is None else _cache.of(jaxpr)
+    if known is not None and kept_as in known:
+        return known[kept_as]
+    own = [v.aval for v in _jax.open_jaxpr(jaxpr).invars] if types is None else list(types)
+    n_front, n_old = len(front), len(own)
+
+    def run(*flat: Any) -> list[Any]:
+        outs = run_under(handler_of(*flat), _jax.eval_jaxpr, jaxpr, *flat[n_front : n_front + n_old])
+        return outs if then is None else then(outs, flat)
+
+    new = _jax.trace_to_closed_jaxpr(run, [*front, *own, *back])
+    if known is not None:
+        known[kept_as] = new
     return new
 
 

@@ -21,9 +21,9 @@ from sonde import _jax
 from sonde._jax import batching
 from sonde.core.interpret.handler import Rebinding
 from sonde.core.interpret.items import Item, build_items
-from sonde.core.interpret.rewrite import Deduplicated, Rewritten, deduplicated, rewrite
+from sonde.core.interpret.rewrite import Deduplicated, Rewritten, deduplicated, rebound, rewrite
 from sonde.core.interpret.rules.mapped_alike import mapped_alike
-from sonde.core.interpret.trace import RULES, SiteTrace, run_under
+from sonde.core.interpret.trace import RULES, SiteTrace
 from sonde.core.marks.batch_like import along, returns_selectable, selectable
 from sonde.core.marks.operands import TOKEN_TYPE, operands_of
 from sonde.core.marks.primitive import bind_site
@@ -208,15 +208,17 @@ class _Gating(Rebinding):
 
 def _gated(branch: Any, gate: Gate, gate_type: Any) -> Any:
     """A branch with more operands in front: for every branch, whether it is taken."""
-    types = [v.aval for v in _jax.open_jaxpr(branch).invars]
 
-    def run(*flat: Any) -> list[Any]:
-        operand, operands = flat[gate.branch], flat[gate.branches :]
-        outs = run_under(_Gating(operand, gate), _jax.eval_jaxpr, branch, *operands)
+    def selectable_outputs(outs: list[Any], inputs: Sequence[Any]) -> list[Any]:
         # JAX selects among the outputs of the branches; on a mesh with explicit axes they must be mapped for that.
-        return along(outs, [operand])
+        return along(outs, [inputs[gate.branch]])
 
-    return _jax.trace_to_closed_jaxpr(run, [*[gate_type] * gate.branches, *types])
+    return rebound(
+        branch,
+        lambda *inputs: _Gating(inputs[gate.branch], gate),
+        front=[gate_type] * gate.branches,
+        then=selectable_outputs,
+    )
 
 
 def _gates(axis_data: Any, args: Any, dims: Any, branches: Any) -> tuple[Any, Any, Any]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 
 from sonde import _jax
 from sonde.core.interpret.handler import Rebinding
-from sonde.core.interpret.trace import run_under
+from sonde.core.interpret.rewrite import rebound
 from sonde.core.marks.batch_like import along
 from sonde.core.marks.operands import operands_of
 from sonde.core.marks.primitive import bind_site, site_p
@@ -142,12 +142,8 @@ def mapped_alike(axis_data: Any, args: Any, dims: Any, branches: Any) -> tuple[A
         return args, dims, branches
     number = next(_jax.numbers_along(x, d) for x, d in zip(args, dims) if d is not None)
     number_type = _jax.mapped_type(_jax.typeof(number), axis_data.size, 0)
-    types = [number_type, *[v.aval for v in _jax.open_jaxpr(branches[0]).invars]]
 
     def alike(branch: Any, mine: _Follows) -> Any:
-        def run(*operands: Any) -> list[Any]:
-            return run_under(_Follow(operands, mine), _jax.eval_jaxpr, branch, *operands[1:])
-
-        return _jax.trace_to_closed_jaxpr(run, types)
+        return rebound(branch, lambda *operands: _Follow(operands, mine), front=[number_type])
 
     return [args[0], number, *args[1:]], [dims[0], 0, *dims[1:]], tuple(map(alike, branches, follows))

@@ -15,15 +15,14 @@ import numpy as np
 
 from sonde import _jax
 from sonde.core.interpret.handler import Rebinding
-from sonde.core.interpret.rewrite import rewrite
-from sonde.core.interpret.trace import RULES, SiteTrace, run_under
+from sonde.core.interpret.rewrite import rebound, rewrite
+from sonde.core.interpret.trace import RULES, SiteTrace
 from sonde.core.marks.axes import Axis
 from sonde.core.marks.operands import TOKEN_TYPE as INDEX_TYPE
 from sonde.core.marks.operands import operands_of
 from sonde.core.marks.primitive import bind_site, site_p
 from sonde.core.marks.site import Site, View
 from sonde.core.marks.site_search import has_sites, sites_inside
-from sonde.core.session.caches import JaxprCache
 from sonde.core.session.state import capture_state
 
 
@@ -103,22 +102,11 @@ class _Anchor(Rebinding):
         return outs
 
 
-_anchored_bodies = JaxprCache()
-
-
 def _anchored(body: Any) -> Any:
     """A loop body that takes the number of the iteration as its last input; None if its sites are anchored already."""
     if not any(f.view.role != "mark" and f.view.anchored <= len(f.loops) for f in sites_inside(body)):
         return None
-    known = _anchored_bodies.of(body)
-    if capture_state() not in known:
-        types = [v.aval for v in _jax.open_jaxpr(body).invars]
-
-        def run(*flat: Any) -> list[Any]:
-            return run_under(_Anchor(flat[-1]), _jax.eval_jaxpr, body, *flat[:-1])
-
-        known[capture_state()] = _jax.trace_to_closed_jaxpr(run, [*types, INDEX_TYPE])
-    return known[capture_state()]
+    return rebound(body, lambda *inputs: _Anchor(inputs[-1]), back=[INDEX_TYPE], key="anchored")
 
 
 def _anchoring(params: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:

@@ -8,7 +8,6 @@ everything that the loop carries has its axes in front: JAX does not change an e
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,9 +21,9 @@ from sonde._jax import batching, mlir
 from sonde.core.edits.plan import running
 from sonde.core.interpret.handler import Handler, Rebinding
 from sonde.core.interpret.items import build_items
-from sonde.core.interpret.rewrite import Rewritten, rewrite
+from sonde.core.interpret.rewrite import Rewritten, rebound, rewrite
 from sonde.core.interpret.rules.loop_carry import LoopState, gate_from_outside
-from sonde.core.interpret.trace import RULES, SiteTrace, check_may_miss_all, run_under
+from sonde.core.interpret.trace import RULES, SiteTrace, check_may_miss_all
 from sonde.core.marks.batch_like import repeated
 from sonde.core.marks.operands import TOKEN, WRITTEN_DOWN, operands_of
 from sonde.core.marks.primitive import bind_site, site_p
@@ -236,9 +235,7 @@ def _rewritten(params: dict[str, Any], handler: Rebinding, wants: Callable[[Any]
     for name in _PARTS:
         jaxpr = params[name]
         if wants(jaxpr):
-            types = [v.aval for v in _jax.open_jaxpr(jaxpr).invars]
-            run = functools.partial(run_under, handler, _jax.eval_jaxpr, jaxpr)
-            new[name] = _jax.trace_to_closed_jaxpr(run, types)
+            new[name] = rebound(jaxpr, lambda *_: handler)
     return {**params, **new} if new else None
 
 
@@ -326,7 +323,7 @@ def _naming_batcher(plain: Any) -> Any:
     return rule
 
 
-_named = JaxprCache()
+_loop_names = JaxprCache()
 
 
 def _with_active(test: Any, body: Any, on_mesh: bool) -> tuple[Any, Any]:
@@ -335,26 +332,27 @@ def _with_active(test: Any, body: Any, on_mesh: bool) -> tuple[Any, Any]:
     If they are about to be mapped over an axis of a mesh, all types must name the mesh: that of a counter does not.
     """
     mesh = jax.sharding.get_abstract_mesh() if on_mesh else None
-    known, key = _named.of(body), ("active", id(test), capture_state(), mesh)
-    if key not in known:
-        loop = _mapped_loop(test)
-        named, loop = loop is not None, loop or object()
+    old_name = _mapped_loop(test)
+    # Two loops may have one test, so a new name belongs to both parts. The test is kept, so that its id stays valid.
+    known, pair = _loop_names.of(body), (id(test), capture_state(), mesh)
+    if pair not in known:
+        known[pair] = test, old_name or object()
+    loop = known[pair][1]
 
-        def new_test(number: Any, *flat: Any) -> list[Any]:
-            (answer,) = run_under(_Active(number, loop), _jax.eval_jaxpr, test, *flat)
-            return [answer if named else mapped_p.bind(answer, loop=loop)]
+    def with_name(outs: list[Any], _: Sequence[Any]) -> list[Any]:
+        return outs if old_name is not None else [mapped_p.bind(outs[0], loop=loop)]
 
-        def new_body(number: Any, *flat: Any) -> list[Any]:
-            outs = run_under(_Active(number, loop), _jax.eval_jaxpr, body, *flat)
-            return list(map(_jax.on_mesh_around, outs)) if on_mesh else outs
+    def laid_out(outs: list[Any], _: Sequence[Any]) -> list[Any]:
+        return list(map(_jax.on_mesh_around, outs)) if on_mesh else outs
 
-        new = []
-        for jaxpr, run in ((test, new_test), (body, new_body)):
-            types = [INDEX_TYPE, *[v.aval for v in _jax.open_jaxpr(jaxpr).invars]]
-            types = list(map(_jax.type_on_mesh_around, types)) if on_mesh else types
-            new.append(_jax.trace_to_closed_jaxpr(run, types))
-        known[key] = test, tuple(new)
-    return known[key][1]
+    def part(jaxpr: Any, then: Callable[[list[Any], Sequence[Any]], list[Any]]) -> Any:
+        number, *types = [INDEX_TYPE, *[v.aval for v in _jax.open_jaxpr(jaxpr).invars]]
+        if on_mesh:
+            number, *types = map(_jax.type_on_mesh_around, [number, *types])
+        key = "active", loop, mesh
+        return rebound(jaxpr, lambda *inputs: _Active(inputs[0], loop), front=[number], types=types, then=then, key=key)
+
+    return part(test, with_name), part(body, laid_out)
 
 
 def _change_mapping() -> None:
