@@ -11,10 +11,9 @@ import numpy as np
 import sonde
 from sonde import _jax
 from sonde.core.session import run
-from sonde.core.session.state import RUNNING_CAPTURES, capture_state
-from sonde.inside import active_requests as asked
+from sonde.core.session.session import SESSIONS
+from sonde.core.session.state import capture_state
 from sonde.inside import code_swap as swapping
-from sonde.inside import instrumented as marks
 
 X = jnp.linspace(0.1, 1.0, 4)
 FILES = tuple(
@@ -23,6 +22,7 @@ FILES = tuple(
         "inside/active_requests.py",
         "inside/code_swap.py",
         "inside/instrumented.py",
+        "core/session/session.py",
         "core/session/state.py",
         "_jax/in_place.py",
     )
@@ -85,8 +85,8 @@ def test_an_interrupt_at_any_point():
             interrupts += 1
         assert [f.__code__ for f in functions] == before, n
         assert all(f.__code__ is code for f, code in zip(functions, before)), n
-        assert not swapping._swapped and not asked._sessions.open and not marks._running.open, n
-        assert capture_state() is None and RUNNING_CAPTURES.mine() == 0 and _jax.current_trace() is _jax.eval_trace, n
+        assert not swapping._swapped, n
+        assert capture_state() is None and not SESSIONS.threads and _jax.current_trace() is _jax.eval_trace, n
         now = [dict(vars(c.owner)) if not isinstance(c.owner, dict) else dict(c.owner) for c in owners]
         assert now == plain, n
         if trap.left > 0:

@@ -13,6 +13,7 @@ __all__ = [
     "name_stack",
     "names_in",
     "names_of",
+    "names_of_state",
     "names_since",
     "open_name",
     "open_names",
@@ -56,6 +57,11 @@ def count_names(stack: Any) -> int:
 def names_of(eqn: Any) -> tuple[Any, ...]:
     """The names of the scopes that were open when an equation was made, counted from its own jaxpr."""
     return tuple(element.name for element in eqn.source_info.name_stack.stack)
+
+
+def names_of_state(state: tuple[Any, Any]) -> Any:
+    """The scopes that were open when `thread_state` was called, for `names_in`."""
+    return state[1].name_stack
 
 
 def open_name(name: str) -> Any:

@@ -35,7 +35,7 @@ from sonde.core.marks.scopes import (
 )
 from sonde.core.marks.site import LEAF, Gate, Site, View
 from sonde.core.marks.site_search import sites_inside
-from sonde.core.modules.call_stack import ModuleRequest, Trail, origin_for_copies, thread
+from sonde.core.modules.call_stack import CallStack, ModuleRequest, call_stacks, origin_for_copies
 from sonde.core.modules.calls import (
     NUMBERS,
     are_ends_wanted,
@@ -85,7 +85,8 @@ from sonde.core.session.functionalize import JitByStaticPart, StaticPart, static
 from sonde.core.session.inside_protocol import InsideRequest, inside_request
 from sonde.core.session.run import run_with
 from sonde.core.session.same_object import is_same, note
-from sonde.core.session.state import RUNNING_CAPTURES, CaptureState, capture_state, sows_are_seen, with_capture_state
+from sonde.core.session.session import SESSIONS, captures_run, with_capture_state
+from sonde.core.session.state import CaptureState, capture_state, sows_are_seen
 from sonde.core.verbs.capture import capture, capture_only, check_callable, wrapped_like
 from sonde.core.verbs.edit import Edit, InLoops, edit
 from sonde.core.verbs.perturb import Adding, with_perturbations, zero_perturbations
@@ -95,7 +96,7 @@ from sonde.core.verbs.sow import mark, mark_in_place, perturb, sow, through_site
 __all__ = [
     "LEAF",
     "NUMBERS",
-    "RUNNING_CAPTURES",
+    "SESSIONS",
     "STAR",
     "Adding",
     "ArraysSpec",
@@ -105,6 +106,7 @@ __all__ = [
     "Call",
     "CallRow",
     "CallSpec",
+    "CallStack",
     "CaptureState",
     "Edit",
     "Extra",
@@ -136,7 +138,6 @@ __all__ = [
     "Sites",
     "StandIns",
     "StaticPart",
-    "Trail",
     "View",
     "WholePaths",
     "are_ends_wanted",
@@ -147,11 +148,13 @@ __all__ = [
     "by_identity",
     "cache_clear",
     "cache_info",
+    "call_stacks",
     "calling",
     "calls_of",
     "capture",
     "capture_only",
     "capture_state",
+    "captures_run",
     "check_callable",
     "check_pattern",
     "check_scopes",
@@ -213,7 +216,6 @@ __all__ = [
     "stand_ins",
     "starred",
     "static_and_arrays",
-    "thread",
     "through_site",
     "tokens_of",
     "told_apart_by",

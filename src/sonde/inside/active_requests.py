@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any
 
-from sonde.core import module_kind
-from sonde.inside.code_swap import Session, Use, live_functions, marks_of
-from sonde.inside.instrumented import Depths, FunctionMarks, open_functions
+from sonde.core import module_kind, scope
+from sonde.inside.code_swap import Replacements, Use, live_functions, marks_of
+from sonde.inside.instrumented import Depths, FunctionMarks
 from sonde.inside.libraries.registry import comparing_functions
+
+Hook = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 class Request:
@@ -35,7 +36,7 @@ class Request:
         expressions: bool,
         methods: frozenset[str] = frozenset(),
         calls: frozenset[FunctionType] = frozenset(),
-        hooks: frozenset[Callable[[], contextlib.AbstractContextManager[Any]]] = frozenset(),
+        hooks: frozenset[Hook] = frozenset(),
         named: frozenset[FunctionMarks] = frozenset(),
     ) -> None:
         self.functions = functions
@@ -116,29 +117,26 @@ def joined(looks: Sequence[Look]) -> Look:
     return Look(found, list(models.values()))
 
 
-class _Sessions(threading.local):
-    def __init__(self) -> None:
-        self.open: list[tuple[Asked, Session]] = []
-
-
-_sessions = _Sessions()
-
-
 class Asked:
     """The requests of the captures that run in a thread.
 
     Attributes:
         requests: Each with the depth of its capture, the outermost first.
+        functions: The functions whose variables are sites.
+        makers: The functions that make them: their own variables are no sites, but what they make must be known.
+        calls: The functions that are methods of modules.
+        hooks: Other ways to observe calls of modules.
     """
 
-    __slots__ = ("__weakref__", "_depths", "_functions", "_makers", "requests")
+    __slots__ = ("__weakref__", "_depths", "calls", "functions", "hooks", "makers", "requests")
 
     def __init__(self, requests: tuple[tuple[int, Request], ...]) -> None:
         self.requests = requests
         self._depths: dict[FunctionMarks, Depths | None] = {}
-        self._functions = frozenset[FunctionMarks]().union(*(r.functions for _, r in requests))
-        # The functions that make them: their own variables are no sites, but what they make must be known.
-        self._makers = frozenset(outer for f in self._functions for outer in f.outer) - self._functions
+        self.functions = frozenset[FunctionMarks]().union(*(r.functions for _, r in requests))
+        self.makers = frozenset(outer for f in self.functions for outer in f.outer) - self.functions
+        self.calls = frozenset[FunctionType]().union(*(r.calls for _, r in requests))
+        self.hooks = frozenset[Hook]().union(*(r.hooks for _, r in requests))
 
     def depths_of(self, function: FunctionMarks) -> Depths | None:
         """Which captures see the sites of a function; None if none does."""
@@ -172,44 +170,72 @@ class Asked:
         named = (f for _, r in self.requests for f in r.named if f.filename == filename)
         return any(f.function.line <= int(line) <= f.function.end for f in named)
 
-    def install(self) -> None:
-        """Replaces the code of the requested functions."""
-        if _sessions.open and _sessions.open[-1][0] is self:
-            return
-        session = Session()
-        around = {hook for asked, _ in _sessions.open for _, r in asked.requests for hook in r.hooks}
-        _sessions.open.append((self, session))
-        for function, marks in live_functions(self._functions | self._makers) if self._functions else ():
-            session.swap(function, marks, self._use(marks))
-        for function in comparing_functions():
-            session.swap(function, marks_of(function), "names")
-        for function in {f: None for _, r in self.requests for f in r.calls}:
-            session.swap(function, marks_of(function) if self._functions else None, "calls")
-        for hook in {hook for _, r in self.requests for hook in r.hooks} - around:
-            session.hooks.enter_context(hook())
+    def run(self, outer: Run | None) -> Run:
+        """What these requests change while a session runs; `outer` is what the session around has changed."""
+        return Run(self, outer)
 
-    def way_back(self) -> Callable[[], None]:
-        """A function that puts the code back that is there now, after an `install`."""
-        sessions, functions = _sessions.open, open_functions()
-        n, m = len(sessions), len(functions)
-
-        def go_back() -> None:
-            while len(sessions) > n:
-                sessions[-1][1].end()
-                sessions.pop()
-            del functions[m:]
-
-        return go_back
-
-    def adopt(self, function: FunctionMarks, made: FunctionType) -> None:
-        """Registers a function object that marked code has made, in all runs that request it."""
-        for asked, session in _sessions.open:
-            if function in asked._functions or function in asked._makers:
-                session.swap(made, function, asked._use(function))
-
-    def _use(self, function: FunctionMarks) -> Use:
+    def use(self, function: FunctionMarks) -> Use:
+        """What the code of a function is replaced for."""
         depths = self.depths_of(function)
         return "parts" if depths is not None and depths.parts else "names"
+
+
+class Run:
+    """What the requests of a session have changed in the functions of the process, and which marked calls are open.
+
+    Attributes:
+        requests: The requests.
+        outer: The same for the session around.
+        replaced: The functions whose code it has replaced.
+        open_functions: The calls of marked functions that are open, the outermost first, each with its scope. Those of
+            the sessions around are among them.
+        open_modules: The paths of the modules whose calls are open, and what each counts from (`named_paths.py`).
+        open_methods: The methods of such modules that are open.
+    """
+
+    __slots__ = ("_n_functions", "open_functions", "open_methods", "open_modules", "outer", "replaced", "requests")
+
+    def __init__(self, requests: Asked, outer: Run | None) -> None:
+        self.requests = requests
+        self.outer = outer
+        self.replaced = Replacements()
+        self.open_functions: list[tuple[FunctionMarks, scope]] = [] if outer is None else outer.open_functions
+        self.open_modules: list[tuple[tuple[str, ...], Any]] = [] if outer is None else outer.open_modules
+        self.open_methods: list[tuple[Any, str]] = [] if outer is None else outer.open_methods
+        self._n_functions = len(self.open_functions)
+
+    def begin(self) -> None:
+        """Replaces the code of the requested functions, unless the session around has done so for the same requests."""
+        if self.outer is not None and self.outer.requests is self.requests:
+            return
+        functions, replaced = self.requests.functions, self.replaced
+        hooks_around = {hook for run in self.outwards() if run is not self for hook in run.requests.hooks}
+        for function, marks in live_functions(functions | self.requests.makers) if functions else ():
+            replaced.swap(function, marks, self.requests.use(marks))
+        for function in comparing_functions():
+            replaced.swap(function, marks_of(function), "names")
+        for function in self.requests.calls:
+            replaced.swap(function, marks_of(function) if functions else None, "calls")
+        for hook in self.requests.hooks - hooks_around:
+            replaced.hooks.enter_context(hook())
+
+    def outwards(self) -> Iterator[Run]:
+        """This one and those of the sessions around."""
+        run: Run | None = self
+        while run is not None:
+            yield run
+            run = run.outer
+
+    def adopt(self, function: FunctionMarks, made: FunctionType) -> None:
+        """Registers a function object that marked code has made, for all sessions that request it."""
+        for run in self.outwards():
+            if function in run.requests.functions or function in run.requests.makers:
+                run.replaced.swap(made, function, run.requests.use(function))
+
+    def end(self) -> None:
+        """Puts the code back that was there before."""
+        self.replaced.end()
+        del self.open_functions[self._n_functions :]
 
 
 def _asked(requests: tuple[tuple[int, Request], ...]) -> Asked:

@@ -34,7 +34,7 @@ class _Swapped:
         self.function = weakref.ref(function)
         self.marks = marks
         self.own = own
-        self.users: set[tuple[Session, Use]] = set()
+        self.users: set[tuple[Replacements, Use]] = set()
         self.through: Through | None = None
 
     def settle(self) -> None:
@@ -60,8 +60,8 @@ class _Swapped:
 _swapped: dict[int, _Swapped] = {}
 
 
-class Session:
-    """The functions whose code one run has replaced.
+class Replacements:
+    """The functions whose code one session has replaced.
 
     An interrupt may cut its methods short. `end` undoes also what was begun, and may be called again.
     """

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sonde.core import capture_state, is_same, scope, scope_of_function
+from sonde.core import SESSIONS, capture_state, is_same, scope_of_function
 from sonde.inside.functions import Function
 from sonde.inside.value_sites import NEVER, marked
+
+if TYPE_CHECKING:
+    from sonde.inside.active_requests import Run
 
 
 class Depths(NamedTuple):
@@ -21,17 +23,10 @@ class Depths(NamedTuple):
     parts: frozenset[int]
 
 
-class _Running(threading.local):
-    def __init__(self) -> None:
-        self.open: list[tuple[FunctionMarks, scope]] = []
-
-
-_running = _Running()
-
-
-def open_functions() -> list[tuple[FunctionMarks, scope]]:
-    """The calls of marked functions that are open in this thread, the outermost first."""
-    return _running.open
+def current_run() -> Run:
+    """What the innermost session of this thread, in which a capture looks inside functions, has changed."""
+    session: Any = SESSIONS.current()
+    return session.inside
 
 
 # From Python 3.12 on, comprehensions are no functions, and not part of names.
@@ -116,15 +111,16 @@ class FunctionMarks:
         return state is not None and state.inside is not None and state.inside.depths_of(self) is not None
 
     def __enter__(self) -> None:
-        within = self.parent is not None and any(function is self.parent for function, _ in _running.open)
+        open_functions = current_run().open_functions
+        within = self.parent is not None and any(function is self.parent for function, _ in open_functions)
         name = self._name if within else self._alone
         state: Any = capture_state()
         opened = scope_of_function(name, state.inside.depths_of(self).names)
         opened.__enter__()
-        _running.open.append((self, opened))
+        open_functions.append((self, opened))
 
     def __exit__(self, *error: Any) -> None:
-        _, opened = _running.open.pop()
+        _, opened = current_run().open_functions.pop()
         opened.__exit__(*error)
 
     def mark(self, value: Any, name: str) -> Any:
@@ -178,7 +174,7 @@ class FunctionMarks:
         """Registers a function object that marked code has just made."""
         state = capture_state()
         if state is not None and state.inside is not None:
-            state.inside.adopt(self, function)
+            current_run().adopt(self, function)
         elif self.plain is not None:  # a thread that captures nothing has made it
             function.__code__ = self.plain
         return function

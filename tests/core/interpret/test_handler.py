@@ -9,7 +9,8 @@ from sonde.core.interpret.handler import Handler, SeenSites
 from sonde.core.marks.named_loops import NamedLoop
 from sonde.core.marks.scopes import LoopName, scope
 from sonde.core.marks.site import View
-from sonde.core.session.state import CaptureState, with_capture_state
+from sonde.core.session.session import with_capture_state
+from sonde.core.session.state import CaptureState
 from sonde.errors import NoSuchSiteError
 
 A, B = site_of(np.ones(2), "a", grads=True), site_of(np.ones(2), "b", grads=True)

@@ -8,7 +8,8 @@ from jax import lax
 from sonde import _jax, scope, sow
 from sonde.core.marks.scopes import path_under
 from sonde.core.marks.site_search import first_site, gives_tokens, gradient_sites, has_sites, sites_inside
-from sonde.core.session.state import CaptureState, with_capture_state
+from sonde.core.session.session import with_capture_state
+from sonde.core.session.state import CaptureState
 
 
 def traced(f, *args, grads=False):

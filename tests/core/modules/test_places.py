@@ -1,10 +1,11 @@
-"""Places of modules, and the stretches of a program in which their calls are open."""
+"""Places of modules, and the segments of a program in which their calls are open."""
 
 import pytest
 
 from sonde.core.marks.scopes import scope
 from sonde.core.modules.places import Frame, Place, Segment, UnregisteredInside, UnregisteredModules, depth_of, join
-from sonde.core.session.state import CaptureState, with_capture_state
+from sonde.core.session.session import with_capture_state
+from sonde.core.session.state import CaptureState
 
 
 def test_paths_are_joined_and_counted_without_their_empty_parts():
@@ -24,14 +25,14 @@ def test_what_is_recorded_in_a_stretch_stands_below_its_innermost_call():
     from sonde import _jax
 
     with with_capture_state(CaptureState(grads=False)), scope("module"):
-        stretch = Segment([], 0, None)
-        assert stretch.innermost == Place("")
-        assert stretch.here(1) == "module"
+        segment = Segment([], 0, None)
+        assert segment.innermost == Place("")
+        assert segment.here(1) == "module"
         frame = Frame(Place("a/b"), object(), ("__call__", None), _jax.name_stack()[-1], _jax.open_names(), None)
-        stretch.frames.append(frame)
-        assert stretch.here(1) == "a/b"
+        segment.frames.append(frame)
+        assert segment.here(1) == "a/b"
         with scope("inner"):
-            assert stretch.here(1) == "a/b/inner"
+            assert segment.here(1) == "a/b/inner"
 
 
 class Layer:
@@ -39,20 +40,25 @@ class Layer:
 
 
 def test_every_module_has_a_name_of_its_own_and_keeps_it():
-    strangers, layers = UnregisteredModules(), [Layer(), Layer()]
-    assert [strangers.name(layer) for layer in (*layers, *layers)] == ["Layer", "Layer_1"] * 2
+    unregistered, layers = UnregisteredModules(), [Layer(), Layer()]
+    assert [unregistered.name(layer) for layer in (*layers, *layers)] == ["Layer", "Layer_1"] * 2
 
 
 def test_one_that_takes_the_place_of_another_has_its_name():
-    strangers = UnregisteredModules()
-    assert {strangers.name(Layer()) for _ in range(3)} == {"Layer"}
-    assert strangers.name(Layer()) == "Layer_1"  # on another line
+    unregistered = UnregisteredModules()
+    assert {unregistered.name(Layer()) for _ in range(3)} == {"Layer"}
+    assert unregistered.name(Layer()) == "Layer_1"  # on another line
 
 
 def test_modules_that_traced_functions_make_are_numbered_with_the_others():
-    strangers, layer = UnregisteredModules(), Layer()
+    unregistered, layer = UnregisteredModules(), Layer()
     first, second = UnregisteredInside("Layer"), UnregisteredInside("Layer")
-    names = [strangers.name_of(first), strangers.name(layer), strangers.name_of(second), strangers.name_of(first)]
+    names = [
+        unregistered.name_of(first),
+        unregistered.name(layer),
+        unregistered.name_of(second),
+        unregistered.name_of(first),
+    ]
     assert names == ["Layer", "Layer_1", "Layer_2", "Layer"]
-    strangers.forget(second)
-    assert strangers.name_of(UnregisteredInside("Layer")) == "Layer_2"
+    unregistered.forget(second)
+    assert unregistered.name_of(UnregisteredInside("Layer")) == "Layer_2"

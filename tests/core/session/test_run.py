@@ -16,7 +16,8 @@ from jax import lax
 
 import sonde
 from sonde import _jax
-from sonde.core.session.state import RUNNING_CAPTURES, capture_state
+from sonde.core.session.session import SESSIONS
+from sonde.core.session.state import capture_state
 from sonde.errors import EditError
 
 
@@ -24,7 +25,8 @@ def test_interrupts_at_any_moment_leave_the_thread_as_it_was() -> None:
     """In a separate process: a timer interrupts the program at any point."""
     program = """
         import signal, jax, jax.numpy as jnp, sonde
-        from sonde.core.session.state import RUNNING_CAPTURES, capture_state
+        from sonde.core.session.session import SESSIONS
+        from sonde.core.session.state import capture_state
         f = jax.jit(lambda x: sonde.sow(x * 2, "h") + 1)
         def eager(x):
             with sonde.scope("a"):
@@ -44,7 +46,7 @@ def test_interrupts_at_any_moment_leave_the_thread_as_it_was() -> None:
             except BaseException:  # inside of jaxlib an interrupt may become another exception
                 hits += 1
             assert capture_state() is None, i
-            assert not RUNNING_CAPTURES.threads, i
+            assert not SESSIONS.threads, i
             assert f(x)[0] == 3.0
             assert list(captured(x)[1]) == ["a/h"], i
         print("interrupted", hits)
@@ -67,12 +69,12 @@ def test_captures_of_threads_are_counted_apart() -> None:
     thread = threading.Thread(target=lambda: sonde.capture(f)(1.0))
     thread.start()
     assert inside.wait(60)
-    assert ([*RUNNING_CAPTURES.threads.values()], capture_state()) == ([1], None)
+    assert ([session.depth for session in SESSIONS.threads.values()], capture_state()) == ([1], None)
     sonde.capture(lambda x: x)(1.0)
-    assert len(RUNNING_CAPTURES.threads) == 1
+    assert len(SESSIONS.threads) == 1
     go_on.set()
     thread.join()
-    assert not RUNNING_CAPTURES.threads
+    assert not SESSIONS.threads
 
 
 def fails(*_: Any) -> Any:

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 import sonde
 import sonde.errors
 from sonde.core import mark_in_place
-from sonde.core.session.state import RUNNING_CAPTURES
+from sonde.core.session.session import SESSIONS
 
 X = jnp.linspace(0.1, 1, 4)
 
@@ -128,7 +128,7 @@ def test_without_a_capture_nothing_is_marked() -> None:
 
 def test_the_count_of_lookers_is_pickled_by_name():
     """Classes of `__main__` are pickled with their methods, and those refer to it."""
-    assert pickle.loads(pickle.dumps(RUNNING_CAPTURES)) is RUNNING_CAPTURES
+    assert pickle.loads(pickle.dumps(SESSIONS)) is SESSIONS
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.grad, lambda f: jax.jit(jax.grad(f))])

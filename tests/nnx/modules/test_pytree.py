@@ -124,9 +124,9 @@ def test_changing_from_another_trace_level():
 
 def test_what_methods_refer_to_can_be_pickled():
     """Classes that cannot be imported are pickled by value, with the globals that their methods refer to."""
-    from sonde.core.session.state import RUNNING_CAPTURES
+    from sonde.core.session.session import SESSIONS
 
-    assert pickle.loads(pickle.dumps(RUNNING_CAPTURES)) is RUNNING_CAPTURES
+    assert pickle.loads(pickle.dumps(SESSIONS)) is SESSIONS
 
 
 def test_which_classes_are_pytrees(same):

@@ -20,7 +20,7 @@ from sonde.core.edits.new_values import at_positions, checked_leaves
 from sonde.core.marks.axes import Axis, per_example
 from sonde.core.marks.batch_like import repeated
 from sonde.core.marks.site import PLAIN, Site, naming
-from sonde.core.session.state import with_capture_state
+from sonde.core.session.session import with_capture_state
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

@@ -38,7 +38,8 @@ from sonde.core.marks.primitive import site_p
 from sonde.core.marks.scopes import RowsName, path_under, scope
 from sonde.core.marks.site import PLAIN, Site, View, naming
 from sonde.core.session.closures import same_value
-from sonde.core.session.state import CaptureState, with_capture_state
+from sonde.core.session.session import with_capture_state
+from sonde.core.session.state import CaptureState
 
 FLAG_TYPE = _jax.typeof(np.zeros((), bool))
 _SUPPLY = View(role="supply")

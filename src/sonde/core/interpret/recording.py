@@ -17,7 +17,7 @@ from sonde.core.marks.path import Pattern
 from sonde.core.marks.site import Site, View, is_array, naming
 from sonde.core.session.caches import by_identity
 from sonde.core.session.closures import state_of
-from sonde.core.session.state import with_capture_state
+from sonde.core.session.session import with_capture_state
 
 Reduce = Callable[[Any], Any]
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import inspect
 import sys
+import types
 import weakref
 from types import TracebackType
 from typing import Any
 
 from sonde import _jax
 from sonde.core.marks.path import checked_name
-from sonde.core.session.state import capture_state, thread
+from sonde.core.session.session import SESSIONS, Session
+from sonde.core.session.state import capture_state
 from sonde.errors import ScopeError
 
 
@@ -108,25 +110,14 @@ def check_scopes(name: object) -> None:
         raise ScopeError(f"site {name!r} runs under {why}")
 
 
-class _Suspendable:
-    """Whether a task or a generator has ever entered a scope: if not, open scopes need no check."""
-
-    __slots__ = ("any",)
-
-    def __init__(self) -> None:
-        self.any = False
-
-
-_SUSPENDABLE = _Suspendable()
-
-
 def strange_scope() -> str | None:
     """The open scope, if any, that was entered by a suspended task or generator, and what to do about it.
 
     The name stack belongs to the thread. A waiting asyncio task and a suspended generator leave their scopes open there
     for code that runs in the meantime.
     """
-    if not _SUSPENDABLE.any:
+    session = SESSIONS.current()
+    if session is None or not session.has_suspendable_scopes:
         return None
     for opened in _jax.name_stack():
         if not isinstance(opened, ScopeName):
@@ -148,19 +139,19 @@ def strange_scope() -> str | None:
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
-def _generator_around() -> Any:
+def _generator_around(session: Session) -> types.FrameType | None:
     """The frame of the generator from which a scope is entered; None if there is none.
 
     The generator of a `contextlib.contextmanager` does not count: it is part of the `with` statement that runs it. The
     search ends where that of the scope around began. And it ends at the capture: a generator that runs a capture cannot
     be suspended meanwhile.
     """
-    frame: Any = sys._getframe(2)
-    start, outer = thread.frame, thread.scope
-    known, of_outer = (None, None) if outer is None else (outer.frame, outer.generator)
-    while frame is not None and frame is not start:
-        if frame is known:
-            return of_outer
+    frame: types.FrameType | None = sys._getframe(2)
+    outer = session.scope
+    frame_of_outer, generator_of_outer = (None, None) if outer is None else (outer.frame, outer.generator)
+    while frame is not None and frame is not session.frame:
+        if frame is frame_of_outer:
+            return generator_of_outer
         if frame.f_code.co_flags & _GENERATOR:
             above = frame.f_back
             while above is not None and above.f_code.co_flags & _GENERATOR:
@@ -214,8 +205,8 @@ class scope:
         self._name = name
         self._manager = None
         self._outer: scope | None = None
-        self.frame: Any = None  # in which it was entered
-        self.generator: Any = None  # the frame of the generator in which it was entered
+        self.frame: types.FrameType | None = None  # in which it was entered
+        self.generator: types.FrameType | None = None  # the frame of the generator in which it was entered
 
     @property
     def is_suspended(self) -> bool:
@@ -223,16 +214,17 @@ class scope:
         return self.generator is not None and self.generator.f_back is None
 
     def __enter__(self) -> None:
-        if capture_state() is None:
+        session = SESSIONS.current()
+        if session is None or capture_state() is None:
             self._manager = None
             return
         self._name.task = _current_task()
-        self.generator = _generator_around()
+        self.generator = _generator_around(session)
         if self.generator is not None:
             self._name.entered = weakref.ref(self)
         if self.generator is not None or self._name.task is not None:
-            _SUSPENDABLE.any = True
-        self._outer, self.frame, thread.scope = thread.scope, sys._getframe(1), self
+            session.has_suspendable_scopes = True
+        self._outer, self.frame, session.scope = session.scope, sys._getframe(1), self
         self._manager = _jax.open_name(self._name)
         self._opened = self._manager.__enter__()
 
@@ -240,8 +232,9 @@ class scope:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         manager, self._manager, self.frame, self.generator = self._manager, None, None, None
-        if thread.scope is self:
-            thread.scope = self._outer
+        session = SESSIONS.current()
+        if session is not None and session.scope is self:
+            session.scope = self._outer
         self._outer = None
         if manager is None or capture_state() is None:
             return  # the capture in which the scope was entered has ended, and has closed it

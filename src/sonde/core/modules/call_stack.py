@@ -5,10 +5,10 @@ modules whose calls are open, the outermost first; so a shared module has its fi
 contains is the root if it is the outermost call, and is otherwise named after its class. Nothing is stored in modules,
 and a capture does not change the structure of any pytree.
 
-    capture(f)(model, x)          a Trail, with a Stretch; `model` is at ""
+    capture(f)(model, x)          a CallStack, with a Segment; `model` is at ""
       model(x)                    a Frame at ""
         self.blocks[0](x)         a Frame at "blocks/0"
-          jitted(self.mlp, x)     another Stretch, which starts at "blocks/0" and is given "mlp"
+          jitted(self.mlp, x)     another Segment, which starts at "blocks/0" and is given "mlp"
             mlp(x)                a Frame at "mlp", counted from there
 
 JAX traces a function once and uses the result for many calls, so paths inside count from where the function is called,
@@ -41,79 +41,83 @@ from sonde.core.modules.lineage import Changed, Source
 from sonde.core.modules.match_copies import Copy, find_again, find_copy
 from sonde.core.modules.places import Move, Place, Segment, UnregisteredInside, depth_of, join
 from sonde.core.modules.roots import find_roots
-from sonde.core.session.state import thread
+from sonde.core.session.session import SESSIONS, Session, captures_run
 from sonde.errors import ScopeError
 
 
-class Trail:
-    """The way from the start of one capture to the call that runs.
+class CallStack:
+    """The calls of modules that are open, as one of the nested captures sees them.
+
+    Args:
+        session: The session of the capture.
+        roots: The modules that its call is about, with the paths that they have.
+        only_roots: Whether nothing outside the first of them belongs to the model.
+        trees: Trees that the program is called with, which may hold the arrays of a model.
 
     Attributes:
         depth: How many captures are nested, this one included.
         handler: What the capture does at sites.
-        stretches: The outermost first.
+        segments: The outermost first.
         changed: What the program computed from the arrays of the models, outside traced functions.
-        lost: The error of a site in a thread that the program started, where the capture does not see it.
     """
 
     def __init__(
         self,
-        roots: Sequence[tuple[str, Any]],
-        depth: int,
+        session: Session,
+        roots: Sequence[tuple[str, Any]] = (),
         *,
         only_roots: bool = False,
-        handler: Any = None,
         trees: Sequence[Any] = (),
     ) -> None:
-        self.depth = depth
-        self.handler = handler
+        self.depth = session.depth
+        self.handler = session.handler
         self.only_roots = only_roots
-        given = [(Place(path), root) for path, root in roots]
-        self.stretches = [Segment(given, _jax.count_open_names(), None)]
-        self.changed = Changed([x for _, root in roots if is_found_by_arrays(root) for x in arrays_of(root)])
+        roots_with_places = [(Place(path), root) for path, root in roots]
+        self.segments = [Segment(roots_with_places, _jax.count_names(session.open_names), None)]
+        arrays = [x for _, root in roots if is_found_by_arrays(root) for x in arrays_of(root)]
+        self.changed = Changed(arrays, session.trace_around)
         self._trees = trees
-        self.lost: Exception | None = None
         self._model_met = False
         self._stand_in: tuple[set[int], Any] | None = None
 
     @property
     def root(self) -> Any:
         """The module that paths count from, if the capture began with one."""
-        given = self.stretches[0].given
+        given = self.segments[0].given
         return given[0][1] if given else None
 
     def absolute(self, place: Place, level: int | None = None) -> str:
-        """The path of a place in a stretch, counted from the capture. Not noted as used."""
-        level = len(self.stretches) - 1 if level is None else level
+        """The path of a place in a segment, counted from the capture. Not noted as used."""
+        level = len(self.segments) - 1 if level is None else level
         text = place.text
         while level > 0 and not place.absolute:
             level -= 1
-            place = self.stretches[level].innermost
+            place = self.segments[level].innermost
             text = join(place.text, text)
         return text
 
     # -- where a module stands -----------------------------------------------------------------------------------------
 
     def place_of(self, module: Any) -> Place:
-        """The place of a module, seen from the innermost stretch."""
+        """The place of a module, seen from the innermost segment."""
         return self._find(module) or self._of_unknown(module)
 
     def _find(self, module: Any, is_called: bool = True) -> Place | None:
         """The place of a module inside the modules around, or of the module that it is a copy of."""
-        last = len(self.stretches) - 1
+        last = len(self.segments) - 1
         kind = module_kind(module)
         first = None if kind is None else kind.origin(module)
         for level in range(last, -1, -1):
-            stretch = self.stretches[level]
-            found, origin = stretch.find(module), first
+            segment = self.segments[level]
+            found, origin = segment.find(module), first
             asked = module
             while found is None and origin is not None:
                 if (asked := origin.ref()) is not None:
-                    found = stretch.find(asked)
+                    found = segment.find(asked)
                 origin = origin.before
             if found is not None:
                 is_news = not self._model_met or self._stand_in is not None
-                if level == 0 and is_news and any(path_between(root, asked) is not None for _, root in stretch.given):
+                if level == 0 and is_news and any(path_between(root, asked) is not None for _, root in segment.given):
                     self.meet_model(asked)
                 return self._seen_from_inside(found, level, asked)
         copies: Sequence[Copy] = ()
@@ -121,12 +125,12 @@ class Trail:
             copied, copies = find_copy(self, module, is_called)
             if copied is not None:
                 place = self._seen_from_inside(*copied, module, copies)
-                self.stretches[last].note(place, module)
+                self.segments[last].note(place, module)
                 return place
-        for level in range(1, len(self.stretches)):
-            self.stretches[level].used[id(module)] = (weakref.ref(module), None)
+        for level in range(1, len(self.segments)):
+            self.segments[level].used[id(module)] = (weakref.ref(module), None)
             if copies:
-                self.stretches[level].used[copies[level]] = (None, None)
+                self.segments[level].used[copies[level]] = (None, None)
         return None
 
     def arrays_at(self, path: Sequence[Any]) -> list[list[Any]]:
@@ -170,20 +174,20 @@ class Trail:
         return self._stand_in is None and not self._model_met and not self._has_frames()
 
     def _has_frames(self) -> bool:
-        return any(stretch.frames for stretch in self.stretches)
+        return any(segment.frames for segment in self.segments)
 
     def _seen_from_inside(self, place: Place, level: int, asked: Any, copies: Sequence[Copy] = ()) -> Place:
-        for inner in range(level + 1, len(self.stretches)):
+        for inner in range(level + 1, len(self.segments)):
             place = self._inward(place, inner - 1)
             if asked is not None:
-                self.stretches[inner].used[id(asked)] = (weakref.ref(asked), place)
+                self.segments[inner].used[id(asked)] = (weakref.ref(asked), place)
             if copies:
-                self.stretches[inner].used[copies[inner]] = (None, place)
+                self.segments[inner].used[copies[inner]] = (None, place)
         return place
 
     def _inward(self, place: Place, level: int) -> Place:
-        """A place as seen from a stretch inside another."""
-        base = self.stretches[level].innermost
+        """A place as seen from a segment inside another."""
+        base = self.segments[level].innermost
         if place.absolute == base.absolute:
             if not base.text or place.text == base.text:
                 return Place(place.text[len(base.text) :], False, place.known)
@@ -197,53 +201,53 @@ class Trail:
         return join(self._start(level), place.text)
 
     def _start(self, level: int) -> str:
-        """Where a stretch starts, counted from the capture."""
-        start = self._absolute(self.stretches[level - 1].innermost, level - 1)
-        self.stretches[level].used["start"] = (None, start)
+        """Where a segment starts, counted from the capture."""
+        start = self._absolute(self.segments[level - 1].innermost, level - 1)
+        self.segments[level].used["start"] = (None, start)
         return start
 
     def _of_unknown(self, module: Any) -> Place:
         """The place of a module that is in no call and no argument."""
-        last = len(self.stretches) - 1
-        stretch = self.stretches[last]
+        last = len(self.segments) - 1
+        segment = self.segments[last]
         place = None
-        is_other = bool(self.stretches[0].given) and not says_origin(module)  # not the model of `inside=`
-        if stretch.frames:
-            place = stretch.innermost.below(stretch.strangers_here.name(module))
+        is_other = bool(self.segments[0].given) and not says_origin(module)  # not the model of `inside=`
+        if segment.frames:
+            place = segment.innermost.below(segment.unregistered_here.name(module))
         elif last:
             _, inside, known = self._use_setting(last)
             place = Place(self._name_outside(module), known=known) if inside or is_other else None
         elif is_other:
-            place = Place(stretch.strangers.name(module), known=not self.only_roots)
+            place = Place(segment.unregistered.name(module), known=not self.only_roots)
         if place is None:  # the outermost call: the root, at the current path
-            place = Place(self.stretches[last].here(self.depth), known=not self.only_roots, here=True)
+            place = Place(self.segments[last].here(self.depth), known=not self.only_roots, here=True)
         return place
 
     def _name_outside(self, module: Any) -> str:
         """The name of a module that the innermost traced function makes, among those of the call around it."""
-        stretch = self.stretches[-1]
-        local = stretch.strangers.name(module)
-        return self._name_of(stretch.inner_strangers.setdefault(local, UnregisteredInside(type(module).__name__)))
+        segment = self.segments[-1]
+        local = segment.unregistered.name(module)
+        return self._name_of(segment.inner_unregistered.setdefault(local, UnregisteredInside(type(module).__name__)))
 
     def _name_of(self, inner: UnregisteredInside) -> str:
-        around = range(len(self.stretches) - 2, 0, -1)  # of the innermost traced function
-        level = next((i for i in around if self.stretches[i].frames), 0)
-        name = self.stretches[level].strangers_here.name_of(inner)
-        for stretch in self.stretches[level + 1 :]:
-            stretch.used[inner] = (None, name)
+        around = range(len(self.segments) - 2, 0, -1)  # of the innermost traced function
+        level = next((i for i in around if self.segments[i].frames), 0)
+        name = self.segments[level].unregistered_here.name_of(inner)
+        for segment in self.segments[level + 1 :]:
+            segment.used[inner] = (None, name)
         return name
 
     def forget(self, inner: Iterable[UnregisteredInside]) -> None:
         """Releases the names that a traced function would have used if it were called here."""
-        for stretch in self.stretches:
-            for strangers in (stretch.strangers, *(frame.strangers for frame in stretch.frames)):
-                for stranger in inner:
-                    strangers.forget(stranger)
+        for segment in self.segments:
+            for unregistered in (segment.unregistered, *(frame.unregistered for frame in segment.frames)):
+                for module_inside in inner:
+                    unregistered.forget(module_inside)
 
     def _setting(self, level: int) -> tuple[int, bool, bool]:
-        """For a stretch: how many scopes are open around it in the innermost call, and whether there is such a call."""
-        outer = self.stretches[level - 1]
-        more = depth_of(outer.here(self.depth, self.stretches[level].names_around)) - depth_of(outer.innermost.text)
+        """For a segment: how many scopes are open around it in the innermost call, and whether there is such a call."""
+        outer = self.segments[level - 1]
+        more = depth_of(outer.here(self.depth, self.segments[level].names_around)) - depth_of(outer.innermost.text)
         if outer.frames:
             return more, True, outer.innermost.known
         if level == 1:
@@ -252,45 +256,45 @@ class Trail:
         return more + above[0], *above[1:]
 
     def _use_setting(self, level: int) -> tuple[int, bool, bool]:
-        used = self.stretches[level].used
+        used = self.segments[level].used
         if "setting" not in used:
             used["setting"] = (None, self._setting(level))
         return used["setting"][1]
 
     def _scopes(self, level: int) -> str:
-        """The scopes that are open around a stretch, if no call of a module is open."""
+        """The scopes that are open around a segment, if no call of a module is open."""
         above = self._scopes(level - 1) if level > 1 else ""
-        scopes = join(above, self.stretches[level - 1].here(self.depth, self.stretches[level].names_around))
-        self.stretches[level].used["scopes"] = (None, scopes)
+        scopes = join(above, self.segments[level - 1].here(self.depth, self.segments[level].names_around))
+        self.segments[level].used["scopes"] = (None, scopes)
         return scopes
 
     # -- for scopes and boundaries -------------------------------------------------------------------------------------
 
     def move_to(self, place: Place) -> Move:
         """How to get to a place from where the program is."""
-        last = len(self.stretches) - 1
-        stretch = self.stretches[last]
-        here = stretch.here(self.depth)
+        last = len(self.segments) - 1
+        segment = self.segments[last]
+        here = segment.here(self.depth)
         if place.here:
             return Move(0, "")
         if place.absolute:
             return Move(None, place.text)
-        if stretch.innermost.absolute:
+        if segment.innermost.absolute:
             return Move(None, self._absolute(place, last))
         if not here or place.text.startswith(here + "/") or place.text == here:
             down = place.text[len(here) :].lstrip("/")
             up = 0
         else:
             up, down = depth_of(here), place.text
-        if last and not stretch.frames:
+        if last and not segment.frames:
             more = self._use_setting(last)[0]
             if more:
                 up, down = depth_of(here) + more, place.text
         return Move(up, down)
 
     def label(self, module: Any) -> Place | None:
-        """The place of a module, as seen from a stretch that starts here; None if only a call of it will tell."""
-        place, last = self._find(module, is_called=False), len(self.stretches) - 1
+        """The place of a module, as seen from a segment that starts here; None if only a call of it will tell."""
+        place, last = self._find(module, is_called=False), len(self.segments) - 1
         if place is None:
             if is_found_by_arrays(module) and type(module) is type(self.root) and self._may_be_replaced():
                 return None
@@ -300,20 +304,20 @@ class Trail:
         return self._inward(place, last)
 
     def enter(self, given: Iterable[tuple[Place, Any]], n_names: int = 0, description: Any = None) -> None:
-        """Starts a stretch here."""
-        self.stretches.append(Segment(list(given), n_names, _jax.open_names(), description))
+        """Starts a segment here."""
+        self.segments.append(Segment(list(given), n_names, _jax.open_names(), description))
 
     def still(self, key: Any, ref: Any, values: Callable[[], Sequence[Any] | None]) -> Any:
-        """What a stretch that starts here would find for something that an earlier one used.
+        """What a segment that starts here would find for something that an earlier one used.
 
         Args:
             key: What was used.
             ref: A reference to the module in question, if there is one.
-            values: Returns the arrays that the program of the stretch gets.
+            values: Returns the arrays that the program of the segment gets.
         """
         self.enter((), _jax.count_open_names())
         try:
-            level = len(self.stretches) - 1
+            level = len(self.segments) - 1
             if key == "setting":
                 return self._setting(level)
             if key == "start":
@@ -328,12 +332,12 @@ class Trail:
             module = ref()
             return None if module is None else self._find(module)
         finally:
-            self.stretches.pop()
+            self.segments.pop()
 
 
 def origin_for_copies(module: Any, origin: Origin | None) -> Origin | None:
     """The origin to store in copies of a module that are made now; None if no capture runs."""
-    return Origin(module, origin) if thread.trails else None
+    return Origin(module, origin) if captures_run() else None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -374,11 +378,26 @@ class Wanted(NamedTuple):
 NOTHING = Wanted()
 
 
-def trail_of(
-    f: Any, args: Any, kwargs: Any, request: ModuleRequest | None, handler: Any, models: Sequence[Any] = ()
-) -> Trail:
-    """The trail of a call that begins; `models` are those of `inside=`."""
+def begin_call_stack(
+    session: Session, f: Any, args: Any, kwargs: Any, request: ModuleRequest | None, models: Sequence[Any] = ()
+) -> CallStack:
+    """The call stack of a session that is about to call `f`; `models` are those of `inside=`."""
     root = None if request is None else request.root
     roots = [("", root)] if root is not None else find_roots(f, args, kwargs, models)
     trees = [x for x in (*args, *kwargs.values()) if isinstance(x, Mapping)] if models else []
-    return Trail(roots, len(thread.trails) + 1, only_roots=root is not None, handler=handler, trees=trees)
+    session.call_stack = CallStack(session, roots, only_roots=root is not None, trees=trees)
+    return session.call_stack
+
+
+def call_stacks() -> list[CallStack]:
+    """The call stacks of the captures that run in this thread, the outermost first.
+
+    A capture that began before any library of modules was loaded gets its own here, when it is first needed.
+    """
+    session = SESSIONS.current()
+    return [] if session is None else [run.call_stack or _begun_late(run) for run in session.runs]
+
+
+def _begun_late(session: Session) -> CallStack:
+    session.call_stack = CallStack(session)
+    return session.call_stack

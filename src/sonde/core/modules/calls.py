@@ -16,7 +16,7 @@ import numpy as np
 from sonde import _jax
 from sonde.core.marks.arrays import flattened
 from sonde.core.marks.scopes import ScopeName
-from sonde.core.modules.call_stack import thread
+from sonde.core.modules.call_stack import call_stacks
 from sonde.core.modules.index import module_kind
 from sonde.core.modules.places import Frame, Move, Place
 from sonde.core.session.state import capture_state
@@ -53,14 +53,14 @@ class ModuleScope(ScopeName):
 
 def at_module(module: Any) -> tuple[contextlib.AbstractContextManager[Any], list[Place]]:
     """A block whose sites get the path of a module, and the place of the module for every capture."""
-    open_calls = [trail.stretches[-1].frames for trail in thread.trails]
+    open_calls = [stack.segments[-1].frames for stack in call_stacks()]
     if _is_innermost(module, open_calls):
         places = [frames[-1].place for frames in open_calls]
         names = _jax.open_names()
         if all(names is frames[-1].names for frames in open_calls):
             return _NO_SCOPE, places
     else:
-        places = [trail.place_of(module) for trail in thread.trails]
+        places = [stack.place_of(module) for stack in call_stacks()]
     return _jax.open_name(_scope_to(places)), places
 
 
@@ -73,7 +73,7 @@ def _is_innermost(module: Any, open_calls: list[list[Frame]]) -> bool:
 
 
 def _scope_to(places: list[Place]) -> ModuleScope:
-    return ModuleScope.of(tuple([trail.move_to(place) for trail, place in zip(thread.trails, places)]))
+    return ModuleScope.of(tuple([stack.move_to(place) for stack, place in zip(call_stacks(), places)]))
 
 
 class calling:
@@ -85,14 +85,14 @@ class calling:
         self._module, self._method = module, (name, fn)
 
     def __enter__(self) -> None:
-        module, method, trails = self._module, self._method, thread.trails
-        open_calls = [trail.stretches[-1].frames for trail in trails]
+        module, method, stacks = self._module, self._method, call_stacks()
+        open_calls = [stack.segments[-1].frames for stack in stacks]
         self._opened = None
         if _is_innermost(module, open_calls):  # a method calls another of the same module
             for frames in open_calls:
                 frames.append(dataclasses.replace(frames[-1], method=method))
             return
-        places = [trail.place_of(module) for trail in trails]
+        places = [stack.place_of(module) for stack in stacks]
         scope = _scope_to(places)
         self._opened = _jax.open_name(scope)
         names, level = self._opened.__enter__(), _jax.trace_level()
@@ -100,20 +100,20 @@ class calling:
             frames.append(Frame(place, module, method, scope, names, level))
 
     def __exit__(self, *error: Any) -> None:
-        for t in thread.trails:
-            stretch = t.stretches[-1]
-            stretch.frames.pop()
-            if not stretch.frames:
-                stretch.notes.clear()
+        for t in call_stacks():
+            segment = t.segments[-1]
+            segment.frames.pop()
+            if not segment.frames:
+                segment.notes.clear()
         if self._opened is not None:
             self._opened.__exit__(*error)
 
 
 def overrides_running(module: Any, name: str, fn: Callable[..., Any]) -> bool:
     """Whether a method runs because the method that overrides it called it: both are one call."""
-    for trail in thread.trails:
-        for stretch in trail.stretches:
-            for frame in stretch.frames:
+    for stack in call_stacks():
+        for segment in stack.segments:
+            for frame in segment.frames:
                 if frame.module is module and frame.method[0] == name and frame.method[1] is not fn:
                     return True
     return False
@@ -123,15 +123,15 @@ def note_result(module: Any, result: Any) -> None:
     """Notes the places of the modules that the innermost call, one of the module, returns."""
     kind: Any = module_kind(module)
     if (name := kind.returns(module)) is not None:
-        for trail in thread.trails:
-            stretch = trail.stretches[-1]
-            stretch.note(stretch.innermost.below(name), result)
+        for stack in call_stacks():
+            segment = stack.segments[-1]
+            segment.note(segment.innermost.below(name), result)
 
 
 def is_part_of_caller(module: Any) -> bool:
     """Whether the innermost call is of a module that works by calling this one."""
     kind: Any = module_kind(module)
-    frames = [trail.stretches[-1].frames for trail in thread.trails]
+    frames = [stack.segments[-1].frames for stack in call_stacks()]
     return any(open_calls and kind.is_part(module, open_calls[-1].module) for open_calls in frames)
 
 

@@ -94,8 +94,8 @@ class Changed:
 
     __slots__ = ("_all_shapes", "_ends", "_innermost", "_is_change", "shapes")
 
-    def __init__(self, arrays: Iterable[Any] = ()) -> None:
-        self._innermost = _jax.current_trace()
+    def __init__(self, arrays: Iterable[Any] = (), trace_around: _jax.Trace | None = None) -> None:
+        self._innermost = trace_around or _jax.current_trace()
         self._ends: dict[int, tuple[weakref.ref[Any], frozenset[int]]] = {}
         self._all_shapes: set[tuple[int, ...]] = set()  # including those of arrays whose elements were moved
         self._is_change: dict[Any, bool] = {}

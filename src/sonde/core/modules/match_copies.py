@@ -28,7 +28,7 @@ from sonde.core.modules.index import arrays_of, everything_in, rest_of
 from sonde.core.modules.lineage import Source, Sources, joined
 
 if TYPE_CHECKING:
-    from sonde.core.modules.call_stack import Trail
+    from sonde.core.modules.call_stack import CallStack
     from sonde.core.modules.places import Place
 
 
@@ -76,27 +76,27 @@ def _same(one: Any, other: Any) -> bool:
         return False
 
 
-def find_copy(trail: Trail, module: Any, is_called: bool) -> tuple[tuple[Place, int] | None, list[Copy]]:
+def find_copy(stack: CallStack, module: Any, is_called: bool) -> tuple[tuple[Place, int] | None, list[Copy]]:
     """The place of the module that a module is a copy of, which is called or only passed on.
 
     Returns:
-        The place and the level of the stretch that it counts from, if there is such a module; and for every stretch
+        The place and the level of the segment that it counts from, if there is such a module; and for every segment
         what it used.
     """
-    sources = Sources(trail.changed)
+    sources = Sources(stack.changed)
     found = [sources.of(x) for x in arrays_of(module)]
     rest = rest_of(module)
-    place = _place(trail, type(module), found, rest, sources, _shapes(module), is_called)
+    place = _place(stack, type(module), found, rest, sources, _shapes(module), is_called)
     copies = []
-    for stretch in trail.stretches:
-        arrays = tuple(source.numbers.get(id(stretch.description), tuple(source.values)) for source in found)
+    for segment in stack.segments:
+        arrays = tuple(source.numbers.get(id(segment.description), tuple(source.values)) for source in found)
         copies.append(Copy(type(module), arrays, rest, _shapes(module)))
     return place, copies
 
 
-def find_again(trail: Trail, copy: Copy, values: Sequence[Any] | None) -> tuple[Place, int] | None:
-    """The place of a copy that is made from other arguments in a stretch that starts now."""
-    sources = Sources(trail.changed)
+def find_again(stack: CallStack, copy: Copy, values: Sequence[Any] | None) -> tuple[Place, int] | None:
+    """The place of a copy that is made from other arguments in a segment that starts now."""
+    sources = Sources(stack.changed)
     found = []
     for array in copy.arrays:
         if not isinstance(array, int):
@@ -107,7 +107,7 @@ def find_again(trail: Trail, copy: Copy, values: Sequence[Any] | None) -> tuple[
             given = [values[array]]
         of = [sources.of(value) for value in given if value is not None]
         found.append(joined(of))
-    return _place(trail, copy.cls, found, copy.rest, sources, copy.shapes)
+    return _place(stack, copy.cls, found, copy.rest, sources, copy.shapes)
 
 
 @dataclasses.dataclass(slots=True)
@@ -116,7 +116,7 @@ class _Candidate:
 
     Attributes:
         place: Its first place.
-        level: The stretch that the place counts from.
+        level: The segment that the place counts from.
         module: The module.
         score: How many arrays fit.
         inner: How far in it is among the calls that are open.
@@ -134,7 +134,7 @@ class _Candidate:
 
 
 def _place(
-    trail: Trail,
+    stack: CallStack,
     cls: type,
     found: Sequence[Source],
     rest: Any,
@@ -142,59 +142,59 @@ def _place(
     shapes: Sequence[tuple[int, ...]],
     is_called: bool = True,
 ) -> tuple[Place, int] | None:
-    left = _candidates(trail, cls, [source.ends for source in found], sources)
+    left = _candidates(stack, cls, [source.ends for source in found], sources)
     best = max((c.score for c in left), default=0)
     if best:
         left = [c for c in left if c.score == best]
         if any(c.is_given for c in left):
-            trail.meet_model(left[0].module)
+            stack.meet_model(left[0].module)
     elif not shapes:
         left = _innermost([c for c in left if not arrays_of(c.module) and _same(rest_of(c.module), rest)])
     elif any(source.is_lost for source in found):
         left = _innermost([c for c in left if _could_be(shapes, c.module)])
     else:
         left = [c for c in left if c.is_given and not c.place.text]
-        left = [c for c in left if trail.stands_in(c.module, found, sources, is_called)]
+        left = [c for c in left if stack.stands_in(c.module, found, sources, is_called)]
     if len(left) > 1:
         left = [c for c in left if _same(rest_of(c.module), rest)] or left
     if len(left) > 1:
-        left = _called_with(trail, left) or left
-    if len(left) > 1 and any(c.root is trail.root for c in left):  # the model may be part of a larger one, or of a copy
-        left = [c for c in left if type(c.root) is type(trail.root)]
+        left = _called_with(stack, left) or left
+    if len(left) > 1 and any(c.root is stack.root for c in left):  # the model may be part of a larger one, or of a copy
+        left = [c for c in left if type(c.root) is type(stack.root)]
     if not left:
         return None
-    return (left[0].place, left[0].level) if len(left) == 1 else _named_after_all(trail, left)
+    return (left[0].place, left[0].level) if len(left) == 1 else _named_after_all(stack, left)
 
 
 def _innermost(left: list[_Candidate]) -> list[_Candidate]:
     return [c for c in left if c.inner == max(c.inner for c in left)]
 
 
-def _called_with(trail: Trail, left: list[_Candidate]) -> list[_Candidate]:
+def _called_with(stack: CallStack, left: list[_Candidate]) -> list[_Candidate]:
     """The modules, among some, with which the innermost traced function was called that got any of them."""
-    for stretch in reversed(trail.stretches[1:]):
-        near = {id(module) for _, given in stretch.given for _, module in everything_in(given)}
+    for segment in reversed(stack.segments[1:]):
+        near = {id(module) for _, given in segment.given for _, module in everything_in(given)}
         if found := [c for c in left if id(c.module) in near]:
             return found
     return []
 
 
-def _candidates(trail: Trail, cls: type, ends: Sequence[set[int]], sources: Sources) -> list[_Candidate]:
+def _candidates(stack: CallStack, cls: type, ends: Sequence[set[int]], sources: Sources) -> list[_Candidate]:
     found: dict[str, _Candidate] = {}
-    inner = sum(len(stretch.given) + len(stretch.frames) for stretch in trail.stretches)
-    for level in reversed(range(len(trail.stretches))):
-        stretch = trail.stretches[level]
-        roots = list(stretch.roots())
+    inner = sum(len(segment.given) + len(segment.frames) for segment in stack.segments)
+    for level in reversed(range(len(stack.segments))):
+        segment = stack.segments[level]
+        roots = list(segment.roots())
         inner -= len(roots)
         for i, (place, root) in enumerate(roots):
-            is_given = level == 0 and i < len(stretch.given)
+            is_given = level == 0 and i < len(segment.given)
             for path, value in everything_in(root):
                 if type(value) is not cls:
                     continue
                 here = place.below("/".join(map(str, path)))
-                known = found.get(text := trail.absolute(here, level))
-                in_model = is_given and root is trail.root
-                more = trail.arrays_at(path) if in_model else []
+                known = found.get(text := stack.absolute(here, level))
+                in_model = is_given and root is stack.root
+                more = stack.arrays_at(path) if in_model else []
                 score = max((_score(ends, arrays, sources) for arrays in (arrays_of(value), *more)), default=0)
                 if known is None:
                     found[text] = _Candidate(here, level, value, score, inner + i, is_given, root)
@@ -231,11 +231,11 @@ def _could_be(shapes: Sequence[tuple[int, ...]], other: Any) -> bool:
     )
 
 
-def _named_after_all(trail: Trail, left: Sequence[_Candidate]) -> tuple[Place, int]:
+def _named_after_all(stack: CallStack, left: Sequence[_Candidate]) -> tuple[Place, int]:
     """A place for a module that may be any of several: `blocks/left|right`."""
     level = left[0].level
     if any(c.level != level or c.place.absolute != left[0].place.absolute for c in left):
-        level, texts = 0, [trail.absolute(c.place, c.level) for c in left]
+        level, texts = 0, [stack.absolute(c.place, c.level) for c in left]
     else:
         texts = [c.place.text for c in left]
     paths = [text.split("/") for text in texts]

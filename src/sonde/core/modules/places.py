@@ -29,7 +29,7 @@ class Place(NamedTuple):
 
     Attributes:
         text: Its path.
-        absolute: Whether the path counts from the capture, and not from where the current stretch starts.
+        absolute: Whether the path counts from the capture, and not from where the current segment starts.
         known: Whether it belongs to the model that the capture looks at.
         here: Whether it is the current path of the program: for the outermost call of an unknown module.
     """
@@ -137,7 +137,7 @@ class Frame:
         scope: The scope of the call.
         names: The names that are open with it.
         level: The trace that it began under.
-        strangers: The modules that it called and that are not in the model.
+        unregistered: The modules that it called and that are not in the model.
     """
 
     place: Place
@@ -146,7 +146,7 @@ class Frame:
     scope: ScopeName
     names: Any
     level: Any
-    strangers: UnregisteredModules = dataclasses.field(default_factory=UnregisteredModules)
+    unregistered: UnregisteredModules = dataclasses.field(default_factory=UnregisteredModules)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -156,14 +156,14 @@ class Segment:
     Attributes:
         given: Modules whose places are known, though their calls are not open.
         n_names: How many names were open at the start.
-        names_around: The names that are open around it, in the stretch outside.
+        names_around: The names that are open around it, in the segment outside.
         description: Of the call that it began with, at a boundary: that of the trace, if there is one.
         frames: The open calls of modules, the outermost first.
-        used: What was used of the enclosing stretches: places of modules (by identity, or as a `Copy`), `"setting"`,
+        used: What was used of the enclosing segments: places of modules (by identity, or as a `Copy`), `"setting"`,
             `"start"` and `"scopes"`.
         notes: Data that the library of the modules keeps until the outermost call ends.
-        strangers: The modules that were called in it, outside other calls, and that are not in the model.
-        inner_strangers: The modules of the enclosing program that correspond to them, by name.
+        unregistered: The modules that were called in it, outside other calls, and that are not in the model.
+        inner_unregistered: The modules of the enclosing program that correspond to them, by name.
         found: The modules that were found to be copies, and those in them, by identity: references and places. What a
             copy is does not change when its arrays are replaced.
     """
@@ -175,8 +175,8 @@ class Segment:
     frames: list[Frame] = dataclasses.field(default_factory=list)
     used: dict[Any, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     notes: list[Any] = dataclasses.field(default_factory=list)
-    strangers: UnregisteredModules = dataclasses.field(default_factory=UnregisteredModules)
-    inner_strangers: dict[str, UnregisteredInside] = dataclasses.field(default_factory=dict)
+    unregistered: UnregisteredModules = dataclasses.field(default_factory=UnregisteredModules)
+    inner_unregistered: dict[str, UnregisteredInside] = dataclasses.field(default_factory=dict)
     found: dict[int, tuple[weakref.ref[Any], Place]] = dataclasses.field(default_factory=dict)
 
     def find(self, module: Any) -> Place | None:
@@ -199,13 +199,13 @@ class Segment:
         yield from ((frame.place, frame.module) for frame in self.frames)
 
     @property
-    def strangers_here(self) -> UnregisteredModules:
-        """Those of the innermost call, or of the stretch, if there is none."""
-        return self.frames[-1].strangers if self.frames else self.strangers
+    def unregistered_here(self) -> UnregisteredModules:
+        """Those of the innermost call, or of the segment, if there is none."""
+        return self.frames[-1].unregistered if self.frames else self.unregistered
 
     @property
     def innermost(self) -> Place:
-        """The place of the innermost call; the start of the stretch, if there is none."""
+        """The place of the innermost call; the start of the segment, if there is none."""
         return self.frames[-1].place if self.frames else Place("")
 
     def here(self, depth: int, stack: Any = None) -> str:

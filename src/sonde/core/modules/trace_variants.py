@@ -3,7 +3,7 @@
 JAX traces a function once for all calls with arguments of the same types. Two calls with modules in different places
 would share one trace, although their sites must be recorded under two paths. So for the second place the function is
 given to JAX under another identity. The one that fits a call is found by the places of the modules among its arguments,
-and by what the trace used of the program around (`Stretch.used`).
+and by what the trace used of the program around (`Segment.used`).
 
 The necessary change to JAX is `_jax.tracing_hook`; it is in place only while a capture runs.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
@@ -20,11 +19,12 @@ from typing import Any
 from sonde import _jax
 from sonde.core.marks.scopes import strange_scope
 from sonde.core.marks.site_search import first_site
-from sonde.core.modules.call_stack import Trail, thread
+from sonde.core.modules.call_stack import CallStack, call_stacks
 from sonde.core.modules.index import WITHOUT_MODULES, holds_modules, module_kind, outermost_modules
 from sonde.core.modules.match_copies import Copy
 from sonde.core.modules.places import Place, UnregisteredInside
 from sonde.core.session.caches import ByIdentity
+from sonde.core.session.session import SESSIONS, captures_run
 from sonde.core.session.state import capture_state
 from sonde.errors import ScopeError
 
@@ -46,17 +46,17 @@ class Variant:
     labels: tuple[tuple[tuple[Place | None, ...], ...], Hashable]
     used: list[dict[Any, tuple[Any, Any]]]
 
-    def holds(self, trails: Sequence[Trail], values: Values) -> bool:
+    def holds(self, stacks: Sequence[CallStack], values: Values) -> bool:
         """Whether a trace now would find the same as the earlier one."""
-        for trail, used in zip(trails, self.used):
+        for stack, used in zip(stacks, self.used):
             named = {key: found for key, (_, found) in used.items() if isinstance(key, UnregisteredInside)}
             for key, (ref, found) in used.items():
                 if key in named or (ref is not None and ref() is None) or (isinstance(key, Copy) and key.is_own()):
                     continue
-                if trail.still(key, ref, values) != found:
+                if stack.still(key, ref, values) != found:
                     return False
-            if any(trail.still(key, None, values) != found for key, found in named.items()):
-                trail.forget(named)
+            if any(stack.still(key, None, values) != found for key, found in named.items()):
+                stack.forget(named)
                 return False
         return True
 
@@ -64,23 +64,18 @@ class Variant:
 _variants: ByIdentity[list[Variant]] = ByIdentity(lambda fun: [])
 
 
-class _Tracing(threading.local):
-    def __init__(self) -> None:
-        self.fun: Any = None  # the function whose boundary was passed last
-        self.given: tuple[Any, ...] = ()  # modules that the next function to be traced gets in another form
-
-
-_tracing = _Tracing()
-
-
 @contextlib.contextmanager
 def given(modules: Iterable[Any]) -> Iterator[None]:
     """Around a call of a jitted function that gets modules in another form than as its arguments."""
-    before, _tracing.given = _tracing.given, tuple(outermost_modules(modules))
+    session = SESSIONS.current()
+    if session is None:
+        yield
+        return
+    before, session.converted_modules = session.converted_modules, tuple(outermost_modules(modules))
     try:
         yield
     finally:
-        _tracing.given = before
+        session.converted_modules = before
 
 
 def pass_boundary(
@@ -102,23 +97,25 @@ def pass_boundary(
         description: Of the call, as JAX gives it to the trace; None if JAX has not made it yet.
         more: What a trace must have been made for, besides the places of the modules.
     """
-    trails = thread.trails
-    if fun is _tracing.fun:  # a cache behind another
-        _tracing.fun = None
-        for trail in trails:
-            trail.stretches[-1].description = description
+    session, stacks = SESSIONS.current(), call_stacks()
+    if session is None or not stacks:
         return trace(fun)
-    if not trails or capture_state() is None:
+    if fun is session.boundary:  # a cache behind another
+        session.boundary = None
+        for stack in stacks:
+            stack.segments[-1].description = description
         return trace(fun)
-    modules = [m for m in (*_tracing.given, *find_modules()) if _is_module(m)]
-    labels = tuple([tuple([trail.label(m) for m in modules]) for trail in trails]), more
+    if capture_state() is None:
+        return trace(fun)
+    modules = [m for m in (*session.converted_modules, *find_modules()) if _is_module(m)]
+    labels = tuple([tuple([stack.label(m) for m in modules]) for stack in stacks]), more
     known = _variants.of(fun)
-    variant = _variant_for(fun, labels, known, trails, values) if known else None
+    variant = _variant_for(fun, labels, known, stacks, values) if known else None
     chosen = fun if variant is None or variant.fun is None else variant.fun
-    before = _tracing.fun, _tracing.given
-    _tracing.fun, _tracing.given = chosen, ()
-    for trail, mine in zip(trails, labels[0]):
-        trail.enter([(place, m) for place, m in zip(mine, modules) if place is not None], description=description)
+    before = session.boundary, session.converted_modules
+    session.boundary, session.converted_modules = chosen, ()
+    for stack, mine in zip(stacks, labels[0]):
+        stack.enter([(place, m) for place, m in zip(mine, modules) if place is not None], description=description)
     try:
         result = trace(chosen)
         if (why := strange_scope()) is not None:
@@ -126,10 +123,10 @@ def pass_boundary(
                 raise ScopeError(f"site {site.path!r} ({site.source}) runs under {why}")
         return result
     finally:
-        _tracing.fun, _tracing.given = before
-        used = [trail.stretches.pop().used for trail in trails]
+        session.boundary, session.converted_modules = before
+        used = [stack.segments.pop().used for stack in stacks]
         if variant is None and (modules or more is not None or any(used)):
-            variant = Variant(None, labels, [{} for _ in trails])
+            variant = Variant(None, labels, [{} for _ in stacks])
             known.append(variant)
         if variant is not None:
             for mine, new in zip(variant.used, used):
@@ -142,12 +139,12 @@ def _is_module(value: Any) -> bool:
     return kind is not None and (kind.is_root(value) or kind.origin(value) is not None)
 
 
-def _variant_for(fun: Any, labels: Any, known: list[Variant], trails: Sequence[Trail], values: Values) -> Variant:
+def _variant_for(fun: Any, labels: Any, known: list[Variant], stacks: Sequence[CallStack], values: Values) -> Variant:
     """The variant of a function that fits, or a new one."""
     for variant in known:
-        if variant.labels == labels and variant.holds(trails, values):
+        if variant.labels == labels and variant.holds(stacks, values):
             return variant
-    new = Variant(_again(fun), labels, [{} for _ in trails])
+    new = Variant(_again(fun), labels, [{} for _ in stacks])
     known.append(new)
     if len(known) > _MOST:
         del known[1]  # the first is the function itself
@@ -177,7 +174,7 @@ def _described_modules(description: Any) -> Iterator[Any]:
 
 def _notes(args: Any, kwargs: Any) -> Any:
     """What is kept with the description of a call; None if no capture runs."""
-    if not thread.trails:
+    if not captures_run():
         return None
     return tuple([weakref.ref(module) for module in outermost_modules((*args, *kwargs.values()))])
 
@@ -192,10 +189,13 @@ def _is_crossed_freely(fun: Any, args: Any, kwargs: Any) -> bool:
     It may if the call has no modules and the existing traces of the function used nothing of the program around. If JAX
     has to trace it, `_from_description` is called before that.
     """
-    if not thread.trails:
+    session = SESSIONS.current()
+    if session is None or not session.runs:
         return True
-    tracing, known = _tracing, _variants.entries.get(id(fun))
-    if tracing.given or told_apart_by or fun is tracing.fun or (known is not None and known[1]) or strange_scope():
+    known = _variants.entries.get(id(fun))
+    if session.converted_modules or told_apart_by or fun is session.boundary:
+        return False
+    if (known is not None and known[1]) or strange_scope():
         return False
     for x in (*args, *kwargs.values()) if kwargs else args:
         if type(x) not in WITHOUT_MODULES and holds_modules(x):

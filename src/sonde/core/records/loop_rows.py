@@ -22,7 +22,7 @@ from sonde.core.interpret.items import Item
 from sonde.core.marks.axes import Axis, Has, extra_has, leaf_has
 from sonde.core.marks.named_loops import Row, row_path
 from sonde.core.records.gradient_pairing import Call
-from sonde.core.session.state import with_capture_state
+from sonde.core.session.session import with_capture_state
 
 # ---------------------------------------------------------------------------------------------------------------------
 # When records are made: only the requested rows are kept, and gradients have the rows of their values

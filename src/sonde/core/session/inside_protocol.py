@@ -14,12 +14,8 @@ from typing import Any, Protocol
 class ActiveRequests(Protocol):
     """The requests of the nested captures of a thread. Compared by identity; equal requests are one object."""
 
-    def install(self) -> None:
-        """Makes the functions and modules sites. Runs of one thread are nested."""
-        ...
-
-    def way_back(self) -> Callable[[], None]:
-        """A function that undoes an `install` that follows, also one that was cut short; it may be called twice."""
+    def run(self, outer: InsideRun | None) -> InsideRun:
+        """What these requests will change while a session runs; `outer` is what the session around has changed."""
         ...
 
     def depths_of(self, function: Any) -> Any:
@@ -46,8 +42,16 @@ class ActiveRequests(Protocol):
         """Whether the request names what a line marks, so that it must not be left out."""
         ...
 
-    def adopt(self, function: Any, made: Any) -> None:
-        """Adds a function object that was made while the request is in force."""
+
+class InsideRun(Protocol):
+    """What `sonde.inside` changes in the program's functions while a session runs, and which of them are open."""
+
+    def begin(self) -> None:
+        """Makes functions and modules sites."""
+        ...
+
+    def end(self) -> None:
+        """Undoes that, also if `begin` was cut short. It may be called twice."""
         ...
 
 

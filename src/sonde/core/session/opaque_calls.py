@@ -24,7 +24,8 @@ import jax
 from sonde import _jax
 from sonde.core.marks.arrays import split_arrays
 from sonde.core.marks.site_search import first_site
-from sonde.core.session.state import CaptureState, capture_state, thread, with_capture_state
+from sonde.core.session.session import SESSIONS, Session, as_started_by, with_capture_state
+from sonde.core.session.state import CaptureState, capture_state
 from sonde.errors import CaptureError
 
 
@@ -65,28 +66,29 @@ class _InThread:
 
     function: Callable[..., Any]
     state: CaptureState
-    started_in: weakref.ref[Any]
+    started_in: weakref.ref[Session]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.started_in() is None:
+        starter = self.started_in()
+        if starter is None or starter.has_ended:
             return self.function(*args, **kwargs)
-        before, thread.started_in = thread.started_in, self.started_in
+        del starter  # this thread may outlive the capture
         try:
-            with with_capture_state(self.state):
+            with as_started_by(self.started_in, self.state):
                 return self.function(*args, **kwargs)
         except CaptureError as error:
-            if (trail := self.started_in()) is not None:
-                trail.lost = error  # for the thread that captures: nothing else may notice the end of this one
+            if (starter := self.started_in()) is not None:
+                starter.lost = error  # for the thread that captures: nothing else may notice the end of this one
             raise
-        finally:
-            thread.started_in = before
 
 
 def _for_thread(function: Any) -> Any:
     """A function that the program of this thread runs in another one."""
-    state = capture_state()
-    started_in = weakref.ref(thread.trails[-1]) if thread.trails else thread.started_in
-    return function if state is None or started_in is None else _InThread(function, state, started_in)
+    state, session = capture_state(), SESSIONS.current()
+    if state is None or session is None:
+        return function
+    started_in = weakref.ref(session.runs[-1]) if session.runs else session.started_in
+    return function if started_in is None else _InThread(function, state, started_in)
 
 
 def _starting() -> _jax.Change:

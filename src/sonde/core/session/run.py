@@ -14,19 +14,15 @@ from sonde.core.interpret.trace import SiteTrace
 from sonde.core.marks.primitive import kept
 from sonde.core.marks.site_search import has_sites
 from sonde.core.modules import trace_variants as boundaries
-from sonde.core.modules.call_stack import NOTHING, ModuleRequest, Wanted, trail_of
+from sonde.core.modules.call_stack import NOTHING, ModuleRequest, Wanted, begin_call_stack
+from sonde.core.modules.index import has_modules
 from sonde.core.modules.lineage import Changed
 from sonde.core.session.hidden_sites import showing
 from sonde.core.session.inside_protocol import InsideRequest
 from sonde.core.session.opaque_calls import inlining, opaque, submitting, threads
 from sonde.core.session.same_object import shared_masks
-from sonde.core.session.state import (
-    CaptureState,
-    capture_state,
-    has_outlived_capture,
-    unchanged_after,
-    with_capture_state,
-)
+from sonde.core.session.session import Session, has_outlived_capture, with_capture_state
+from sonde.core.session.state import CaptureState, capture_state
 
 _parts = (
     boundaries.hook,
@@ -98,25 +94,26 @@ def run_with(
     trace = trace_type(_jax.current_trace(), handler)
     models = () if inside is None else inside.known_models()
     try:
-        with unchanged_after() as thread:
+        with Session(handler) as session:
             try:
-                thread.change(_changes)
-                trail = trail_of(f, args, kwargs, request, handler, models)
-                trace.changed = trail.changed if trail.changed.shapes else None
-                modules = _with_shapes(modules, trace.changed)
-                thread.begin(CaptureState(grads, edits, depth, modules, asked, sows, plans, sees_all), trace, trail)
+                session.change(_changes)
+                if models or has_modules():
+                    followed = begin_call_stack(session, f, args, kwargs, request, models).changed
+                    trace.changed = followed if followed.shapes else None
+                    modules = _with_shapes(modules, trace.changed)
+                session.begin(CaptureState(grads, edits, depth, modules, asked, sows, plans, sees_all), trace)
                 try:
                     result = f(*args, **kwargs)
                 except Exception as error:
-                    if trail.lost is not None and trail.lost is not error:
-                        raise trail.lost from error
+                    if session.lost is not None and session.lost is not error:
+                        raise session.lost from error
                     raise
             finally:
-                thread.end()
+                session.end()
     finally:
         trace.invalidate()
-    if trail.lost is not None:
-        raise trail.lost
+    if session.lost is not None:
+        raise session.lost
     handler.finish()
     return result, handler
 

@@ -17,7 +17,8 @@ import jax
 import numpy as np
 
 from sonde import _jax
-from sonde.core.session.state import capture_state, with_capture_state
+from sonde.core.session.session import with_capture_state
+from sonde.core.session.state import capture_state
 
 _ARRAYS = (jax.Array, np.ndarray)  # tracers among them
 # For a value that went into sites or came out of them, by identity: itself, the list of those that are the same, and

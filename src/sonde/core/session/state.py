@@ -4,21 +4,18 @@ Whether a capture is running is kept in a JAX user context, and so is part of ev
 `sow` adds nothing to the program; while one runs, jitted functions are traced again with their sites in. User contexts
 are thread-local: a capture does not see threads that the captured function starts. A site in one of them is an error
 while the capture runs (`opaque_calls.py`).
+
+Everything else that exists only while a capture runs is in its `Session` (`session.py`), which sets the state.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
-import threading
-import types
 import weakref
-from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import jax
 
-from sonde import _jax
 from sonde.core.session.inside_protocol import ActiveRequests
 
 _known: weakref.WeakValueDictionary[tuple[Any, ...], CaptureState] = weakref.WeakValueDictionary()
@@ -111,137 +108,12 @@ def sows_are_seen() -> bool:
     return state is not None and state.sows
 
 
-class _RunningCaptures:
-    """Whether captures run in any thread, for code in which asking JAX for the context would cost too much.
-
-    Attributes:
-        threads: How many run in each thread; without threads in which none runs.
-    """
-
-    __slots__ = ("threads",)
-
-    def __init__(self) -> None:
-        self.threads: dict[int, int] = {}
-
-    def __reduce__(self) -> str:
-        return "RUNNING_CAPTURES"  # methods of modules refer to it, and are pickled with classes of `__main__`
-
-    def mine(self) -> int:
-        """How many of them run in this thread."""
-        return self.threads.get(threading.get_ident(), 0)
-
-    def set(self, n: int) -> None:
-        """Says how many run in this thread."""
-        if n:
-            self.threads[threading.get_ident()] = n
-        else:
-            self.threads.pop(threading.get_ident(), None)
+def block_with_state(value: CaptureState | None) -> contextlib.AbstractContextManager[None]:
+    """A block with another capture state, and nothing else: `session.with_capture_state` is what most callers need."""
+    return _context(value)
 
 
-RUNNING_CAPTURES = _RunningCaptures()
-
-
-class _Thread(threading.local):
-    """What is known of this thread.
-
-    Attributes:
-        trails: Those of the captures that run in it (`modules/call_stack.py`), the outermost first.
-        frame: That of the code that runs the innermost capture; frames above it stay where they are while it runs.
-        scope: The innermost scope that is open (`scopes.py`).
-        started_in: If the program of a capture in another thread started this one, or what runs in it now: a weak
-            reference to the trail of that capture, which ends with it.
-    """
-
-    def __init__(self) -> None:
-        self.trails: list[Any] = []
-        self.frame: types.FrameType | None = None
-        self.scope: Any = None
-        self.started_in: weakref.ref[Any] | None = None
-
-
-thread = _Thread()
-
-
-def has_outlived_capture() -> bool:
-    """Whether the program of a capture that has ended meanwhile started this thread."""
-    return thread.started_in is not None and thread.started_in() is None
-
-
-class unchanged_after:
-    """Restores the state of the thread after the block, however the block ends.
-
-    An exception such as KeyboardInterrupt may be raised anywhere, also while something is entered or left. If it hits
-    during the restoring, that is done again: `end` is called before the block ends, so only two interrupts could do
-    harm. Whatever is changed is therefore noted before, and every way back may be gone twice.
-    """
-
-    __slots__ = ("_frame", "_has_ended", "_jax_state", "_n", "_scope", "_trails", "_undo", "_value")
-
-    def __enter__(self) -> Self:
-        self._value, self._n, self._jax_state = _context.value, RUNNING_CAPTURES.mine(), _jax.thread_state()
-        self._trails, self._frame, self._scope = thread.trails, thread.frame, thread.scope
-        self._undo: list[Callable[[], None]] = []
-        self._has_ended = False
-        return self
-
-    def change(self, changes: _jax.InPlace) -> None:
-        """Makes changes to JAX, until the block ends."""
-        self._undo.append(lambda: changes.leave(self))
-        changes.enter(self)
-
-    def begin(self, value: CaptureState, trace: Any, *trails: Any) -> None:
-        """Sets what captures want, the trace that code runs under, and further trails, until the block ends."""
-        if value.inside is not None:
-            self._undo.append(value.inside.way_back())
-            value.inside.install()
-        thread.trails = [*self._trails, *trails]
-        thread.frame = sys._getframe(1)
-        RUNNING_CAPTURES.set(self._n + 1)
+def set_state(value: CaptureState | None) -> None:
+    """Sets the capture state of the thread. The session that calls it sets back what was there before."""
+    if _context.value is not value:
         _context(value).__enter__()
-        _jax.start_trace(trace)
-
-    def __exit__(self, *error: object) -> None:
-        if not self._has_ended:
-            self.end()
-
-    def end(self) -> None:
-        """Restores what was before."""
-        interrupt = None
-        while True:
-            try:
-                if _context.value is not self._value:
-                    _context(self._value).__enter__()
-                RUNNING_CAPTURES.set(self._n)
-                _jax.restore_thread_state(self._jax_state)
-                thread.trails, thread.frame, thread.scope = self._trails, self._frame, self._scope
-                for undo in reversed(self._undo):
-                    undo()
-                break
-            except KeyboardInterrupt as found:
-                interrupt = found
-        self._has_ended = True
-        self._undo, self._frame = [], None  # they refer to this object, and to the values of the program
-        if not self._trails:
-            _jax.forget_arguments()
-        if interrupt is not None:
-            raise interrupt
-
-
-def with_capture_state(value: CaptureState | None) -> contextlib.AbstractContextManager[Any]:
-    """A block in which captures want something else, or nothing. Scopes left open inside are closed.
-
-    If they want nothing, no scope is opened.
-    """
-    return _context(value) if value is None else _looking_for(value)
-
-
-class _looking_for(unchanged_after):
-    __slots__ = ("_wanted",)
-
-    def __init__(self, wanted: CaptureState) -> None:
-        self._wanted = wanted
-
-    def __enter__(self) -> Self:
-        super().__enter__()
-        self.begin(self._wanted, _jax.current_trace())
-        return self

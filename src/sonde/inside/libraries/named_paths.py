@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from sonde import _jax
 from sonde.core import ScopeName, capture_state, without_functions
+from sonde.inside.instrumented import current_run
 from sonde.inside.method_hooks import between_sites
 
 Path = tuple[str, ...]
@@ -34,15 +34,6 @@ class _NamedPath(ScopeName):
         return before[: max(start, 0)] + "".join(f"{name}/" for name in self.own)
 
 
-class _Running(threading.local):
-    def __init__(self) -> None:
-        self.scopes: list[tuple[Path, Any]] = []
-        self.methods: list[tuple[Any, str]] = []
-
-
-_running = _Running()
-
-
 @contextlib.contextmanager
 def scope_of(path: Path, root: Any) -> Iterator[None]:
     """The scope of a module with a path.
@@ -51,17 +42,18 @@ def scope_of(path: Path, root: Any) -> Iterator[None]:
         path: The path.
         root: The object that paths start from; each run of the model has its own. None: that of the module around.
     """
-    before = _running.scopes[-1] if _running.scopes else None
+    open_modules = current_run().open_modules
+    before = open_modules[-1] if open_modules else None
     if root is None and before is not None:
         root = before[1]
     name = _NamedPath("/".join(path) or "module")
     name.own, name.around = path, before[0] if before is not None and before[1] is root else ()
-    _running.scopes.append((path, root))
+    open_modules.append((path, root))
     try:
         with _jax.open_name(name):
             yield
     finally:
-        _running.scopes.pop()
+        open_modules.pop()
 
 
 def run_named(
@@ -89,11 +81,12 @@ def run_named(
     state = capture_state()
     if state is None or state.inside is None or not (depths := state.inside.hook_depths(hook, method)):
         return fn(*args, **kwargs)
-    if _running.methods and _running.methods[-1][0] is module and _running.methods[-1][1] == method:  # by `super()`
+    open_methods = current_run().open_methods
+    if open_methods and open_methods[-1][0] is module and open_methods[-1][1] == method:  # by `super()`
         return fn(*args, **kwargs)
-    _running.methods.append((module, method))
+    open_methods.append((module, method))
     try:
         with opened:
             return between_sites(method, fn, tuple(args), dict(kwargs), original, depths)
     finally:
-        _running.methods.pop()
+        open_methods.pop()

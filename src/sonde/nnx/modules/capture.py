@@ -18,12 +18,12 @@ from sonde.core import (
     Recording,
     Site,
     View,
+    call_stacks,
     calls_of,
     check_callable,
     paths_below,
     record_of,
     run_with,
-    thread,
     unstarred,
 )
 from sonde.nnx.modules.module import Module
@@ -270,19 +270,19 @@ def captures_of(module: Module) -> tuple[Variable[Any], ...] | None:
     """
     found: dict[type, dict[str, Any]] = {}
     root: Any = None
-    for trail in reversed(thread.trails):
-        handler = trail.handler
-        if not isinstance(handler, (_Recording, _Adding)) or (found and trail.root is not root):
+    for stack in reversed(call_stacks()):
+        handler = stack.handler
+        if not isinstance(handler, (_Recording, _Adding)) or (found and stack.root is not root):
             continue
-        place, root = trail.place_of(module), trail.root
+        place, root = stack.place_of(module), stack.root
         if not place.known:
             return None
-        path = trail.absolute(place)
+        path = stack.absolute(place)
         for t, values in handler.so_far().items():
             mine = found.setdefault(t, {})
             mine.update({name: value for (text, name), value in values.items() if text == path})
         if isinstance(handler, _Recording):
-            for tag, value in noted(trail, module):
+            for tag, value in noted(stack, module):
                 mine = found.setdefault(tag.type, {})
                 if tag.perturbs:
                     mine.setdefault(tag.name, jax.tree.map(jax.numpy.zeros_like, value))

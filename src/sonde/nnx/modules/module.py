@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from sonde.core import RUNNING_CAPTURES
+from sonde.core import SESSIONS
 from sonde.flax.flags import flag
 from sonde.nnx.modules import sites as module_sites
 from sonde.nnx.modules.pytree import Pytree, PytreeMeta
@@ -156,7 +156,7 @@ class Module(Pytree, metaclass=ModuleMeta):
         """
         from sonde.nnx.modules.capture import captures_of
 
-        found = captures_of(self) if RUNNING_CAPTURES.threads else None
+        found = captures_of(self) if SESSIONS.threads else None
         if found is None:
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute '__captures__': no nnx.capture is running"

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Self, cast, dataclass_transform
 import jax
 
 from sonde._jax import trace_level
-from sonde.core import RUNNING_CAPTURES, Origin, origin_for_copies
+from sonde.core import SESSIONS, Origin, origin_for_copies
 from sonde.errors import TraceContextError
 from sonde.flax.flags import flag
 from sonde.nnx.modules.attribute_status import data, declared_in, marked_value, static, static_holds_data
@@ -402,12 +402,12 @@ StaticPart = tuple[Layout, tuple[Any, ...], Origin | None]
 
 def _flatten(node: Pytree) -> tuple[tuple[Any, ...], StaticPart]:
     layout, data, static = node._structure()
-    return data, (layout, static, _origin_for_copies(node) if RUNNING_CAPTURES.threads else None)
+    return data, (layout, static, _origin_for_copies(node) if SESSIONS.threads else None)
 
 
 def _flatten_with_keys(node: Pytree) -> tuple[list[tuple[Any, Any]], StaticPart]:
     layout, data, static = node._structure()
-    origin = _origin_for_copies(node) if RUNNING_CAPTURES.threads else None
+    origin = _origin_for_copies(node) if SESSIONS.threads else None
     return list(zip(layout.data_keys, data)), (layout, static, origin)
 
 

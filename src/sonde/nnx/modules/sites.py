@@ -17,12 +17,14 @@ import numpy as np
 
 from sonde import _jax
 from sonde.core import (
-    RUNNING_CAPTURES,
+    SESSIONS,
+    CallStack,
     ModuleKind,
     Origin,
-    Trail,
     at_module,
+    call_stacks,
     capture_state,
+    captures_run,
     code_of,
     mark,
     mark_arrays,
@@ -30,7 +32,6 @@ from sonde.core import (
     register_modules,
     register_no_modules,
     run_method,
-    thread,
 )
 from sonde.nnx.modules.pytree import Pytree, set_origin
 from sonde.nnx.states.state import FlatState, State
@@ -71,7 +72,7 @@ register_no_modules(FlatState)
 
 
 class Types(NamedTuple):
-    """What `nnx.capture` wants from Modules; kept in `core.modules.trail.Wanted.more`.
+    """What `nnx.capture` wants from Modules; kept in `core.modules.stack.Wanted.more`.
 
     Attributes:
         recorded: The types of Variable that are recorded.
@@ -124,7 +125,7 @@ def sow(
     init_fn: Callable[[], Any],
 ) -> bool | None:
     """Records a value if a running capture wants it; returns None if no capture runs."""
-    if not RUNNING_CAPTURES.threads or capture_state() is None:
+    if not SESSIONS.threads or capture_state() is None:
         return None
     if not _is_wanted(variable_type):
         return False
@@ -138,23 +139,23 @@ def sow(
 
 def _note(module: Any, tag: Sown, value: Any) -> None:
     """Keeps a value sown while a function is traced, until its call ends: only then does the capture get it."""
-    for trail in thread.trails:
-        stretch = trail.stretches[-1]
-        if len(trail.stretches) > 1 and stretch.frames and stretch.frames[0].level is _jax.trace_level():
-            stretch.notes.append((module, tag, value))
+    for stack in call_stacks():
+        segment = stack.segments[-1]
+        if len(stack.segments) > 1 and segment.frames and segment.frames[0].level is _jax.trace_level():
+            segment.notes.append((module, tag, value))
 
 
-def noted(trail: Trail, module: Any) -> Iterator[tuple[Sown, Any]]:
+def noted(stack: CallStack, module: Any) -> Iterator[tuple[Sown, Any]]:
     """What a Module has sown in the functions that are being traced."""
-    for stretch in trail.stretches[1:]:
-        for other, tag, value in stretch.notes:
+    for segment in stack.segments[1:]:
+        for other, tag, value in segment.notes:
             if other is module:
                 yield tag, value
 
 
 def perturb(module: Any, name: str, value: Any, variable_type: type) -> Any | None:
     """The value to continue with; None if no capture runs."""
-    if not RUNNING_CAPTURES.threads or capture_state() is None:
+    if not SESSIONS.threads or capture_state() is None:
         return None
     if not _is_wanted(variable_type):
         return value
@@ -172,7 +173,7 @@ def observed(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fn)
     def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if not RUNNING_CAPTURES.threads or capture_state() is None:
+        if not SESSIONS.threads or capture_state() is None:
             return fn(self, *args, **kwargs)
         return run_method(self, name, fn, args, kwargs, keep=_is_object, after=lambda y: _outputs(self, name, fn, y))
 
@@ -202,13 +203,13 @@ def _is_object(value: Any) -> bool:
 
 def carry(original: Any, copy: Any) -> None:
     """Marks `copy` as a copy of `original`."""
-    if thread.trails and original is not copy:
+    if captures_run() and original is not copy:
         set_origin(copy, Origin(original, getattr(original, "_origin", None)))
 
 
 def carry_all(original: Any, copy: T) -> T:
     """Marks all nodes of a copy that has the structure of the original; returns the copy."""
-    if thread.trails:
+    if captures_run():
         carry_nodes(walk(original, graph=True, verb="capture").nodes, copy)
     return copy
 
@@ -229,6 +230,6 @@ def carry_below(origin: Origin | None, copy: Any) -> None:
 
 def origin_of(node: Any) -> Origin | None:
     """The origin that copies of a node are marked with; None when no capture runs."""
-    if not thread.trails or kind_of(node) != NODE:
+    if not captures_run() or kind_of(node) != NODE:
         return None
     return Origin(node, getattr(node, "_origin", None))

@@ -29,7 +29,7 @@ from sonde.core.marks.operands import TOKEN_TYPE, operands_of
 from sonde.core.marks.primitive import bind_site
 from sonde.core.marks.site import Gate, Site, View
 from sonde.core.marks.site_search import has_sites
-from sonde.core.session.state import with_capture_state
+from sonde.core.session.session import with_capture_state
 
 
 def cond_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:

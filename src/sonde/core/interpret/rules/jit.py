@@ -12,7 +12,7 @@ from sonde.core.interpret.items import Bundle
 from sonde.core.interpret.rewrite import Rewritten, rewrite
 from sonde.core.interpret.trace import RULES, SiteTrace
 from sonde.core.marks.site_search import has_sites
-from sonde.core.session.state import with_capture_state
+from sonde.core.session.session import with_capture_state
 
 
 def jit_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:

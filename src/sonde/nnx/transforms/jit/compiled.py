@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from sonde.core import RUNNING_CAPTURES, capture_state, given
+from sonde.core import SESSIONS, capture_state, given
 from sonde.nnx.structure.epoch import EPOCH
 from sonde.nnx.structure.split_merge import graphdef, merge, split
 from sonde.nnx.structure.value_kinds import ARRAY, KIND
@@ -95,7 +95,7 @@ def _caller(fun: Callable[..., Any], compiler: _Compiler) -> Callable[..., Any]:
     It recognises the previous call, if that had the same objects, and leaves all others to the compiler. Every call
     pays for every line of it.
     """
-    kinds, epoch, lookers, memory, general = KIND, EPOCH, RUNNING_CAPTURES, compiler.memory, compiler.call
+    kinds, epoch, lookers, memory, general = KIND, EPOCH, SESSIONS, compiler.memory, compiler.call
 
     @named_like(fun)
     def call(*args: Any, **kwargs: Any) -> Any:

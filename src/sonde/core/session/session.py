@@ -1,0 +1,247 @@
+"""One run: everything that exists only while a capture, an edit or a search runs, and what is restored when it ends.
+
+Each thread has one stack of sessions, of which `SESSIONS` has the innermost; a session knows the one around it. What
+JAX must see, because compiled programs depend on it, is the `CaptureState` of the session, which JAX keeps in its cache
+keys (`state.py`). All else is looked up in the session: the handler, the open scopes, the calls of modules
+(`core/modules/call_stack.py`), and what `sonde.inside` has replaced in the program's functions. When a session ends,
+nothing of it is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
+
+from sonde import _jax
+from sonde.core.session.inside_protocol import InsideRun
+from sonde.core.session.state import CaptureState, block_with_state, capture_state, set_state
+
+if TYPE_CHECKING:
+    from sonde.core.interpret.handler import Handler
+    from sonde.core.marks.scopes import scope
+    from sonde.core.modules.call_stack import CallStack
+
+
+class _Sessions:
+    """The innermost session of every thread in which a capture runs.
+
+    Attributes:
+        threads: By the number of the thread. It is empty if no capture runs in any thread, which code that is called
+            very often tests first.
+    """
+
+    __slots__ = ("threads",)
+
+    def __init__(self) -> None:
+        self.threads: dict[int, Session] = {}
+
+    def __reduce__(self) -> str:
+        return "SESSIONS"  # methods of modules refer to it, and are pickled with classes of `__main__`
+
+    def current(self) -> Session | None:
+        """The innermost session of this thread; None if no capture runs in it."""
+        return self.threads.get(threading.get_ident())
+
+    def set(self, session: Session | None) -> None:
+        """Sets the innermost session of this thread."""
+        if session is None:
+            self.threads.pop(threading.get_ident(), None)
+        else:
+            self.threads[threading.get_ident()] = session
+
+
+SESSIONS = _Sessions()
+
+
+class Session:
+    """A run of a program under a handler; or a block inside one, in which captures want something else.
+
+    A session restores the state of the thread when it ends, however that comes about. An exception such as
+    KeyboardInterrupt may be raised anywhere, also while a session begins or ends. If it hits while it ends, that is
+    done again: `end` is called before the block ends, so only two interrupts could do harm. Whatever is changed is
+    therefore noted before, and every way back may be gone twice.
+
+    Args:
+        handler: What is done at sites; None for a block.
+        started_in: If the program of a capture in another thread started what runs here: a weak reference to the
+            session of that capture.
+
+    Attributes:
+        outer: The session around it in the thread.
+        runs: The sessions of the thread that run a handler, the outermost first, this one included.
+        call_stack: The open calls of modules, once a library with modules is there (`core/modules/call_stack.py`).
+        inside: What `sonde.inside` has changed for the captures that run.
+        frame: That of the code that runs the session; frames above it stay where they are while it runs.
+        scope: The innermost scope that was opened in it (`core/marks/scopes.py`).
+        has_suspendable_scopes: Whether a task or a generator has entered a scope in it.
+        boundary: The function whose tracing began last (`core/modules/trace_variants.py`).
+        converted_modules: Modules that the next function to be traced gets in another form.
+        lost: The error of a site in a thread that the program started, where the capture does not see it.
+        has_ended: Whether it has ended.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_jax_state",
+        "_state_before",
+        "_undo",
+        "boundary",
+        "call_stack",
+        "converted_modules",
+        "frame",
+        "handler",
+        "has_ended",
+        "has_suspendable_scopes",
+        "inside",
+        "lost",
+        "outer",
+        "runs",
+        "scope",
+        "started_in",
+    )
+
+    def __init__(
+        self,
+        handler: Handler | None = None,
+        *,
+        started_in: weakref.ref[Session] | None = None,
+    ) -> None:
+        self.handler = handler
+        self.outer: Session | None = None
+        self.started_in = started_in
+        self.runs: tuple[Session, ...] = ()
+        self.call_stack: CallStack | None = None
+        self.inside: InsideRun | None = None
+        self.frame: types.FrameType | None = None
+        self.scope: scope | None = None
+        self.has_suspendable_scopes = False
+        self.boundary: Callable[..., Any] | None = None
+        self.converted_modules: tuple[Any, ...] = ()
+        self.lost: Exception | None = None
+        self.has_ended = False
+        self._undo: list[Callable[[], None]] = []
+
+    def __enter__(self) -> Self:
+        self.outer = outer = SESSIONS.current()
+        self._state_before, self._jax_state = capture_state(), _jax.thread_state()
+        if outer is not None:
+            self.runs, self.inside = outer.runs, outer.inside
+            self.started_in = self.started_in or outer.started_in
+            self.has_suspendable_scopes = outer.has_suspendable_scopes
+        if self.handler is not None:
+            self.runs = (*self.runs, self)
+        return self
+
+    @property
+    def depth(self) -> int:
+        """How many sessions of the thread run a handler, this one included."""
+        return len(self.runs)
+
+    @property
+    def open_names(self) -> Any:
+        """The names that were open when it began."""
+        return _jax.names_of_state(self._jax_state)
+
+    @property
+    def trace_around(self) -> _jax.Trace:
+        """The trace that was active when it began."""
+        return self._jax_state[0]
+
+    def change(self, changes: _jax.InPlace) -> None:
+        """Makes changes to JAX or other libraries, until the session ends."""
+        self._undo.append(lambda: changes.leave(self))
+        changes.enter(self)
+
+    def begin(self, state: CaptureState, trace: _jax.Trace, frame: types.FrameType | None = None) -> None:
+        """Sets what captures want, and the trace that code runs under, until the session ends."""
+        if state.inside is not None:
+            self.inside = state.inside.run(self.inside)
+            self._undo.append(self.inside.end)
+            self.inside.begin()
+        self.frame = sys._getframe(1) if frame is None else frame
+        SESSIONS.set(self)
+        set_state(state)
+        _jax.start_trace(trace)
+
+    def __exit__(self, *error: object) -> None:
+        if not self.has_ended:
+            self.end()
+
+    def end(self) -> None:
+        """Restores what was before."""
+        interrupt = None
+        while True:
+            try:
+                self._restore()
+                break
+            except KeyboardInterrupt as error:
+                interrupt = error
+        self.has_ended = True
+        # These refer to this object, and to the values of the program.
+        self._undo, self.frame, self.call_stack, self.inside, self.scope, self.runs = [], None, None, None, None, ()
+        if self.outer is None or not self.outer.runs:
+            _jax.forget_arguments()
+        if interrupt is not None:
+            raise interrupt
+
+    def _restore(self) -> None:
+        set_state(self._state_before)
+        inner = SESSIONS.current()
+        while inner is not None and inner is not self and inner is not self.outer:  # an interrupt has left it open
+            inner._undo_changes()
+            inner = inner.outer
+        SESSIONS.set(self.outer)
+        _jax.restore_thread_state(self._jax_state)
+        self._undo_changes()
+
+    def _undo_changes(self) -> None:
+        for undo in reversed(self._undo):
+            undo()
+
+
+def captures_run() -> bool:
+    """Whether a capture, an edit or a search runs in this thread."""
+    session = SESSIONS.current()
+    return session is not None and bool(session.runs)
+
+
+def has_outlived_capture() -> bool:
+    """Whether the program of a capture that has ended meanwhile started this thread."""
+    session = SESSIONS.current()
+    if session is None or session.started_in is None:
+        return False
+    starter = session.started_in()
+    return starter is None or starter.has_ended
+
+
+def with_capture_state(value: CaptureState | None) -> contextlib.AbstractContextManager[Any]:
+    """A block in which captures want something else, or nothing. Scopes left open inside are closed.
+
+    If they want nothing, no scope is opened, and no session.
+    """
+    return block_with_state(value) if value is None else _SessionWith(value)
+
+
+class _SessionWith(Session):
+    """A block in which captures want something else; code that it calls runs under the same trace."""
+
+    __slots__ = ("_wanted",)
+
+    def __init__(self, wanted: CaptureState, started_in: weakref.ref[Session] | None = None) -> None:
+        super().__init__(started_in=started_in)
+        self._wanted = wanted
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self.begin(self._wanted, _jax.current_trace(), sys._getframe(1))
+        return self
+
+
+def as_started_by(starter: weakref.ref[Session], state: CaptureState) -> contextlib.AbstractContextManager[Any]:
+    """A block that belongs to the program of a capture in another thread: sites in it are seen by no capture."""
+    return _SessionWith(state, starter)
