@@ -26,7 +26,7 @@ X = np.array([0.3, -0.8], np.float32)
 
 def import_sonde() -> None:
     import sonde
-    import sonde.inside
+    import sonde.inside.request
     import sonde.linen
     import sonde.nnx
     import sonde.tools

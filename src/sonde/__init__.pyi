@@ -34,6 +34,6 @@ from sonde.core import with_perturbations as with_perturbations
 from sonde.core import zero_perturbations as zero_perturbations
 from sonde.flax.alias import alias as alias
 from sonde.flax.alias import alias_report as alias_report
-from sonde.inside import Inside as Inside
+from sonde.inside.request import Inside as Inside
 from sonde.tools.numerics.nonfinite import NonFinite as NonFinite
 from sonde.tools.numerics.nonfinite import first_nonfinite as first_nonfinite

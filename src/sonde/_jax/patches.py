@@ -79,16 +79,16 @@ def at_first_capture(change: Callable[[], None]) -> None:
 
 
 def when_loaded(module: str, change: Callable[[Any], None]) -> None:
-    """Makes a change to a part of JAX that few programs use, when a capture begins after that part was imported."""
+    """Makes a change to a module that few programs use, when a capture begins after that module was imported."""
     _waiting[module] = change
 
 
 def make_changes() -> None:
     """Makes the changes that are due."""
-    for module in [name for name in _waiting if name in sys.modules]:
-        _lock.run(functools.partial(_change_loaded, module))
     if _pending:
         _lock.run(_change_first)
+    for module in [name for name in _waiting if name in sys.modules]:
+        _lock.run(functools.partial(_change_loaded, module))
 
 
 def _change_loaded(module: str) -> None:
@@ -334,19 +334,17 @@ def meshes_can_be_set(trace_type: Any) -> InPlace:
     return InPlace(Change(set_mesh, "__init__", init))
 
 
-def trials_unseen(unseen: Callable[[], contextlib.AbstractContextManager[None]]) -> InPlace:
-    """Hides the extra trace of the loop body that Flax's `scan` makes to see what depends on the iteration.
+def trials_unseen(traced_for: str, unseen: Callable[[], contextlib.AbstractContextManager[None]]) -> InPlace:
+    """Runs the traces that a library makes for some purpose inside `unseen()`, where nothing is marked.
 
-    There, every equation with an effect would count as a use of its operands, and Flax would refuse the loop. So that
-    trace runs inside `unseen()`, where nothing is marked. Only the public name of JAX's function is replaced: Flax uses
-    it, JAX does not.
+    Only the public name of JAX's function is replaced, which libraries use, and JAX does not.
     """
     plain = getattr(_public_pe, "trace_to_jaxpr_dynamic", None)
     if plain is None:
         return InPlace()
 
     def trace_to_jaxpr_dynamic(fun: Any, *args: Any, **options: Any) -> Any:
-        if getattr(getattr(fun, "debug_info", None), "traced_for", None) != "flax scan":
+        if getattr(getattr(fun, "debug_info", None), "traced_for", None) != traced_for:
             return plain(fun, *args, **options)
         with unseen():
             return plain(fun, *args, **options)

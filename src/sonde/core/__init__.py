@@ -34,7 +34,8 @@ from sonde.core.marks.scopes import (
     without_functions,
 )
 from sonde.core.marks.site import LEAF, Gate, Site, View
-from sonde.core.marks.site_search import sites_inside
+from sonde.core.marks.site_removal import without_sites
+from sonde.core.marks.site_search import first_site, sites_inside
 from sonde.core.modules.call_stack import CallStack, ModuleRequest, call_stacks, origin_for_copies
 from sonde.core.modules.calls import (
     NUMBERS,
@@ -82,9 +83,8 @@ from sonde.core.session.caches import (
     set_cache_bound,
 )
 from sonde.core.session.functionalize import JitByStaticPart, StaticPart, static_and_arrays
-from sonde.core.session.inside_protocol import InsideRequest, inside_request
+from sonde.core.session.inside_protocol import PASSED_SITES, InsideRequest, inside_request
 from sonde.core.session.run import run_with
-from sonde.core.session.same_object import is_same, note
 from sonde.core.session.session import SESSIONS, captures_run, with_capture_state
 from sonde.core.session.state import CaptureState, capture_state, sows_are_seen
 from sonde.core.verbs.capture import capture, capture_only, check_callable, wrapped_like
@@ -96,6 +96,7 @@ from sonde.core.verbs.sow import mark, mark_in_place, perturb, sow, through_site
 __all__ = [
     "LEAF",
     "NUMBERS",
+    "PASSED_SITES",
     "SESSIONS",
     "STAR",
     "Adding",
@@ -163,13 +164,13 @@ __all__ = [
     "edit",
     "expand",
     "extra_has",
+    "first_site",
     "flattened",
     "given",
     "glob_matches",
     "in_notebook",
     "inside_request",
     "is_part_of_caller",
-    "is_same",
     "kept_with",
     "make_records",
     "mark",
@@ -184,7 +185,6 @@ __all__ = [
     "name_of_method",
     "nearest",
     "no_such_site",
-    "note",
     "note_result",
     "operands_of",
     "origin_for_copies",
@@ -223,6 +223,7 @@ __all__ = [
     "with_capture_state",
     "with_perturbations",
     "without_functions",
+    "without_sites",
     "wrapped_like",
     "zero_perturbations",
 ]

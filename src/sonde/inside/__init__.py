@@ -6,8 +6,3 @@ file a second body with marks, and `source` compiles it; `swapping` replaces the
 capture runs, and `heap` finds the function objects; the marked body calls `marks`, and `values` turns a value into a
 site; `asked` keeps the requests of the nested captures of a thread.
 """
-
-from sonde.inside.request import Inside, request_of
-from sonde.inside.resolve import LeftOut
-
-__all__ = ["Inside", "LeftOut", "request_of"]

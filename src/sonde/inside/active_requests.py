@@ -10,6 +10,7 @@ from typing import Any
 
 from sonde.core import module_kind, scope
 from sonde.inside.code_swap import Replacements, Use, live_functions, marks_of
+from sonde.inside.hidden_sites import HIDING
 from sonde.inside.instrumented import Depths, FunctionMarks
 from sonde.inside.libraries.registry import comparing_functions
 
@@ -208,6 +209,7 @@ class Run:
         """Replaces the code of the requested functions, unless the session around has done so for the same requests."""
         if self.outer is not None and self.outer.requests is self.requests:
             return
+        HIDING.enter(self)
         functions, replaced = self.requests.functions, self.replaced
         hooks_around = {hook for run in self.outwards() if run is not self for hook in run.requests.hooks}
         for function, marks in live_functions(functions | self.requests.makers) if functions else ():
@@ -235,6 +237,7 @@ class Run:
     def end(self) -> None:
         """Puts the code back that was there before."""
         self.replaced.end()
+        HIDING.leave(self)
         del self.open_functions[self._n_functions :]
 
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sonde.core import SESSIONS, capture_state, is_same, scope_of_function
+from sonde.core import SESSIONS, capture_state, scope_of_function
 from sonde.inside.functions import Function
+from sonde.inside.same_object import is_same
 from sonde.inside.value_sites import NEVER, marked
 
 if TYPE_CHECKING:

@@ -28,8 +28,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
-from sonde.core import LEAF, CaptureState, Site, SiteTrace, as_now, check_scopes, note, through_site, with_capture_state
+from sonde.core import LEAF, CaptureState, Site, SiteTrace, as_now, check_scopes, through_site, with_capture_state
 from sonde.errors import CaptureError
+from sonde.inside.same_object import note
 
 # Types of most values that are not arrays, for a quick test.
 NEVER: frozenset[type] = frozenset({type(None), bool, int, float, complex, str, bytes, type, slice, type(Ellipsis)})

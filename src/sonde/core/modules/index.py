@@ -164,7 +164,7 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, (jax.Array, np.generic, np.dtype)):
         WITHOUT_MODULES.add(cls)
         return True
-    # Lists and dicts with a class of their own, as Keras keeps them, may be leaves to JAX.
+    # Lists and dicts with a class of their own, as some libraries keep them, may be leaves to JAX.
     return isinstance(value, type) or (
         jax.tree_util.all_leaves([value]) and not isinstance(value, (list, tuple, Mapping))
     )

@@ -10,6 +10,11 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from sonde import _jax
+
+# Called with the arrays that went into a site and those that came out, if a library must know them for the same.
+PASSED_SITES: list[Callable[[Sequence[Any], Sequence[Any]], None]] = []
+
 
 class ActiveRequests(Protocol):
     """The requests of the nested captures of a thread. Compared by identity; equal requests are one object."""
@@ -86,4 +91,9 @@ def inside_request(inside: Any) -> InsideRequest | None:
     if inside is None:
         return None
     # By name: `sonde.inside` stands on the engine, and is loaded when first used.
-    return importlib.import_module("sonde.inside").request_of(inside)
+    return importlib.import_module("sonde.inside.request").request_of(inside)
+
+
+def change_libraries(changes: _jax.InPlace) -> None:
+    """Adds what must be changed in other libraries while a capture runs to the changes that sessions make."""
+    importlib.import_module("sonde.inside.libraries").add_changes(changes)

@@ -5,9 +5,7 @@ like) therefore runs with the capture noted, and every site in it is an error. S
 that it starts, or gives to a thread pool. A function that was compiled ahead of time, or exported, does not show the
 sites of its source; calling it is an error.
 
-A function under `equinox.internal.noinline` is called on the host too. While a capture runs it is called directly,
-which computes the same; if it is chosen only when the program runs, a site in it is an error. In both cases functions
-that `inside=` reaches through a package are left out.
+Functions that `inside=` reaches through a package are left out in these cases.
 """
 
 from __future__ import annotations
@@ -19,11 +17,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
 from sonde import _jax
-from sonde.core.marks.arrays import split_arrays
-from sonde.core.marks.site_search import first_site
 from sonde.core.session.session import SESSIONS, Session, as_started_by, with_capture_state
 from sonde.core.session.state import CaptureState, capture_state
 from sonde.errors import CaptureError
@@ -116,38 +110,3 @@ def submitting(pools: Any) -> _jax.Change:
         return plain(self, _for_thread(fn), *args, **kwargs)
 
     return _jax.Change(pools.ThreadPoolExecutor, "submit", submit)
-
-
-def inlining(noinline: Any) -> _jax.Change:
-    """Makes this module of Equinox call functions directly that it would keep out of line."""
-    wrapper = noinline._NoInlineWrapper
-    plain = wrapper.__call__
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        state = capture_state()
-        if state is None or not (state.inside is None or state.inside.names_functions() or state.inside.names_models()):
-            return plain(self, *args, **kwargs)
-        if isinstance(self.dynamic_index, _jax.Tracer):
-            _check_no_sites(self, args, kwargs)
-            return plain(self, *args, **kwargs)
-        function = noinline._index_to_fn[int(self.dynamic_index)]
-        return noinline.hashable_combine(self.dynamic_fn, function)(*args, **kwargs)
-
-    return _jax.Change(wrapper, "__call__", call)
-
-
-def _check_no_sites(wrapper: Any, args: Any, kwargs: Any) -> None:
-    arrays, rest = split_arrays((wrapper.dynamic_fn, args, kwargs), lambda x: isinstance(x, jax.Array))
-
-    def run(*given: Any) -> list[Any]:
-        function, args, kwargs = rest.whole(given)
-        out = wrapper.abstract_fn(function, *args, **kwargs)
-        return [x for x in jax.tree.leaves(out) if isinstance(x, jax.Array)]
-
-    jaxpr, _ = _jax.trace_to_jaxpr(run, [*map(_jax.typeof, arrays)])
-    if (site := first_site(jaxpr)) is not None:
-        raise CaptureError(
-            f"site {site.path!r} ({site.source}) cannot be captured: it is in a function under "
-            "equinox.internal.noinline that is an argument of a compiled program, which calls it on the host. Call "
-            "the function directly"
-        )

@@ -17,11 +17,9 @@ from sonde.core.modules import trace_variants as boundaries
 from sonde.core.modules.call_stack import NOTHING, ModuleRequest, Wanted, begin_call_stack
 from sonde.core.modules.index import has_modules
 from sonde.core.modules.lineage import Changed
-from sonde.core.session.hidden_sites import showing
-from sonde.core.session.inside_protocol import InsideRequest
-from sonde.core.session.opaque_calls import inlining, opaque, submitting, threads
-from sonde.core.session.same_object import shared_masks
-from sonde.core.session.session import Session, has_outlived_capture, with_capture_state
+from sonde.core.session.inside_protocol import InsideRequest, change_libraries
+from sonde.core.session.opaque_calls import opaque, submitting, threads
+from sonde.core.session.session import Session, has_outlived_capture
 from sonde.core.session.state import CaptureState, capture_state
 
 _parts = (
@@ -29,18 +27,15 @@ _parts = (
     _jax.meshes_can_be_set(SiteTrace),
     _jax.maps_told_apart(has_sites),
     _jax.examples_named(lambda: (state := capture_state()) is not None and state.sees_all),
-    _jax.trials_unseen(lambda: with_capture_state(None)),
     kept,
     opaque,
     recomputing,
     threads,
-    showing,
     _jax.eager_shortcut(SiteTrace, has_sites, call_directly, lambda trace: trace.changed, SiteTrace.not_donated),
 )
 _changes = _jax.InPlace(*[change for some in _parts for change in some.changes])
 _jax.when_loaded("concurrent.futures.thread", lambda module: _changes.add(submitting(module)))
-_jax.when_loaded("equinox.internal._noinline", lambda module: _changes.add(inlining(module)))
-_jax.when_loaded("keras.src.backend.common.masking", lambda module: _changes.add(*shared_masks(module)))
+_jax.at_first_capture(lambda: change_libraries(_changes))
 
 
 def run_with(

@@ -19,7 +19,7 @@ from sonde.core.marks.path import checked_name, short_repr
 from sonde.core.marks.primitive import site_p
 from sonde.core.marks.scopes import check_scopes
 from sonde.core.marks.site import LEAF, PLAIN, Site, take_apart
-from sonde.core.session.same_object import note_all
+from sonde.core.session.inside_protocol import PASSED_SITES
 from sonde.core.session.state import CaptureState, capture_state, sows_are_seen
 from sonde.errors import EditError, SiteNameError
 
@@ -208,7 +208,8 @@ def _marked(
     given = [as_now(x) for x in leaves]
     outs = through_site(given, site, state)
     outs = [x if a is b or _is_constant(x, b, state) else b for x, a, b in zip(leaves, given, outs)]
-    note_all(leaves, outs)
+    for note in PASSED_SITES:
+        note(leaves, outs)
     return site.rebuild(outs), site
 
 

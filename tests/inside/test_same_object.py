@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 import sonde
-from sonde.core.session import same_object as identity
-from sonde.core.session.same_object import is_same, note, note_all, same_as, shared_masks
+from sonde.inside.libraries import keras_masks
+from sonde.inside.same_object import _SAME, is_same, note, note_all, same_as
 
 
 def test_what_came_out_of_a_site_is_what_went_in():
@@ -24,7 +24,7 @@ def test_what_came_out_of_a_site_is_what_went_in():
 
 
 def test_without_foreign_code_nothing_is_noted(monkeypatch):
-    monkeypatch.setattr(identity, "_keepers", set())
+    monkeypatch.setattr(_SAME, "keeps_alive", False)
 
     def f(x):
         y = x * 2
@@ -36,12 +36,12 @@ def test_without_foreign_code_nothing_is_noted(monkeypatch):
 
 
 def test_what_a_library_keeps_belongs_to_all_of_them(monkeypatch):
-    monkeypatch.setattr(identity, "_keepers", set())
+    monkeypatch.setattr(_SAME, "keeps_alive", False)
     kept = {}
     library = types.ModuleType("library")
     library.get_tensor_attr = lambda array, name: kept.get((id(array), name))
     library.set_tensor_attr = lambda array, name, value: kept.update({(id(array), name): value})
-    get, give = (change.new for change in shared_masks(library))
+    get, give = (change.new for change in keras_masks.changes(library))
 
     @jax.jit
     def f(x):
@@ -58,7 +58,7 @@ def test_what_a_library_keeps_belongs_to_all_of_them(monkeypatch):
 
 def test_a_value_that_vmap_does_not_map_does_not_outlive_it(monkeypatch):
     """It comes out of its site as a value of the trace outside, which keeps it for the backward pass."""
-    monkeypatch.setattr(identity, "_keepers", set())
+    monkeypatch.setattr(_SAME, "keeps_alive", False)
 
     @jax.custom_jvp
     def double(x):
