@@ -56,12 +56,11 @@ _GROUPS: dict[Facts, str] = {
     _MOVED._replace(data=(0, 1), keeps_role=False): "pad",
     _MOVED._replace(data=(0, 2)): "scatter",
     Facts(data=None, elementwise=True, exact=True, picks=True, keeps_role=True): "max min",
-    # The bounds of `clamp` and the cases of `select_n` are operands of their own.
+    # The bounds of `clamp` and the cases of `select_n` (below) are operands of their own.
     Facts(data=(1,), elementwise=True, exact=True, picks=True, keeps_role=True): "clamp",
-    Facts(exact=True, keeps_role=True): "select_n",
     Facts(data=(0,), exact=True, picks=True): "reduce_max reduce_min cummax cummin",
     Facts(exact=True): "argmax argmin bitcast_convert_type iota sort top_k sonde_marker",
-    Facts(exact=True, keeps_role=True): "sonde_site",
+    Facts(exact=True, keeps_role=True): "select_n sonde_site",
     _ARITHMETIC._replace(exact=True): "abs neg sign ceil floor round and or not real",
     _ARITHMETIC: """
         add add_any cos div exp expm1 integer_pow log log1p logistic mul pow rsqrt sin sqrt square sub tanh
