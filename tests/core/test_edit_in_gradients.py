@@ -10,7 +10,9 @@ from jax import lax
 
 import sonde
 from sonde import Edit, edit, sow
-from sonde.tools import ablate
+from sonde.core import Supplied, put_by_rule
+from sonde.tools import ablate, attribute, patch_paths, patch_sweep
+from sonde.tools.intervention.patch_values import SELECTED
 
 X = jnp.linspace(-0.7, 1.1, 4)
 W = jnp.linspace(0.5, 1.5, 3)
@@ -124,6 +126,91 @@ def test_functions(program, derivative, new):
 @pytest.mark.every(9)
 def test_wrapped_programs(program, wrapper, derivative):
     check(program, wrapper, derivative, EDITS["square"])
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("derivative", DERIVATIVES)
+@pytest.mark.every(5)
+def test_what_is_added_inside_and_outside(program, derivative):
+    """A perturbation is a constant of every differentiation of the program."""
+    delta = {"h": jnp.full(2 if program == "mapped" else 4, 0.3)}
+    transform = DERIVATIVES[derivative]
+    marked, hand = (lambda x: PROGRAMS[program](x, sow)), (lambda x: PROGRAMS[program](x, lambda h, _: h + 0.3))
+    expected = transform(hand)(X)
+    same(sonde.with_perturbations(transform(marked))(delta, X), expected)
+    same(transform(functools.partial(sonde.with_perturbations(marked), delta))(X), expected)
+
+
+def _rule_by_iteration(values, where):
+    """Puts 0.2 in the place of the first element, in the second iteration if there is a loop."""
+    masks = [jnp.broadcast_to(jnp.arange(np.shape(x)[-1]) == 0, np.shape(x)) for x in values]
+    applies = where.iteration[-1] == 1 if where.iteration else None
+    return Supplied([[jnp.full_like(x, 0.2) for x in values], masks], applies)
+
+
+LOOPS = ("scanned", "counted", "invariant")
+PATCHED = [(p, d) for d in DERIVATIVES for p in (*LOOPS, *["straight", "branched"] * (d != "grad in a scan"))]
+
+
+@pytest.mark.parametrize(("program", "derivative"), PATCHED)
+@pytest.mark.every(5)
+def test_what_is_patched_inside_and_outside(program, derivative):
+    """A value of another run is a constant; the elements that it does not replace keep their derivative."""
+
+    def hand(x):
+        return _unrolled(program, x) if program in LOOPS else PROGRAMS[program](x, lambda h, _: h.at[0].set(0.2))
+
+    put = lambda f: put_by_rule(f, _rule_by_iteration, SELECTED)
+    marked, transform = (lambda x: PROGRAMS[program](x, sow)), DERIVATIVES[derivative]
+    expected = transform(hand)(X)
+    same(put(transform(marked))(X), expected)
+    same(transform(put(marked))(X), expected)
+
+
+def _unrolled(program, x):
+    """The loops of the programs above as Python loops, with the patch in the second iteration."""
+    c, total = x, 0.0
+    for i in range(3):
+        h = {"scanned": jnp.sin(c * W[i]), "counted": jnp.sin(c) * x, "invariant": jnp.sin(x)}[program]
+        h = h.at[0].set(0.2) if i == 1 else h
+        if program == "scanned":
+            c, total = h * x, total + h.sum() ** 2
+        elif program == "counted":
+            c = h
+        else:
+            c = c * h + W[i]
+    return c.sum() + total
+
+
+def test_values_of_other_runs_in_a_program_that_differentiates():
+    """`patch_sweep` and `patch_paths`: a gradient inside the program is that of the program with the value in it."""
+    energy = lambda x: (sow(jnp.sin(x), "h") ** 3).sum()
+    f = lambda x: jax.grad(lambda x: energy(x) + x @ x)(x)
+    clean, corrupt = X, X * 0.5
+    sweep = patch_sweep(f, clean, corrupt, "h", lambda g: g @ g, axis=-1)
+    for i in range(4):
+        fixed = jnp.sin(clean)[i]
+        hand = jax.grad(lambda x, i=i, fixed=fixed: (jnp.sin(x).at[i].set(fixed) ** 3).sum() + x @ x)(corrupt)
+        np.testing.assert_allclose(sweep.scores["h"][i], hand @ hand, rtol=1e-5)
+
+    def two(x):
+        return jax.grad(lambda x: (sow(sow(jnp.sin(x), "a") * x, "b") ** 2).sum())(x)
+
+    paths = patch_paths(two, clean, corrupt, "a", "b", lambda g: g @ g)
+    b = jnp.sin(clean) * corrupt
+    hand = jax.grad(lambda x: (b**2).sum())(corrupt)
+    np.testing.assert_allclose(paths.scores["a", "b"], hand @ hand, atol=1e-6)
+
+
+def test_the_gradient_along_a_line_of_a_program_that_differentiates():
+    """The value that `attribute` interpolates is a constant of the gradient inside the program."""
+
+    def f(x):
+        return jax.grad(lambda x: (sow(jnp.sin(x), "h") ** 2 * x).sum())(x).sum()
+
+    attribution = attribute(f, "h", baseline=0.0, method="integrated", steps=4)(X)
+    # With h fixed, the gradient inside is h ** 2, and its own gradient 2 h: over the line, h ** 2 in the mean.
+    np.testing.assert_allclose(attribution["h"][0], jnp.sin(X) ** 2, rtol=1e-5)
 
 
 def test_the_first_example_of_all():

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from sonde import linen as nn
+from sonde.core.edits.editing import Editing
 from sonde.core.interpret.recording import Recording
 from sonde.core.modules.call_stack import ModuleRequest
 from sonde.core.records.build import make_records
 from sonde.core.session.run import run_with
-from sonde.core.verbs.edit import Edit, Editing, _plan_of, check_pattern
+from sonde.core.verbs.edit import Edit, _plan_of, check_pattern
 
 KEY = jax.random.key(0)
 X = jnp.arange(6.0).reshape(2, 3) / 5

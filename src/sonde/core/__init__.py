@@ -13,10 +13,13 @@ The rooms, in the order in which to read them:
 `make check` holds the door: an import of `sonde.core.records.record` from another package is an error.
 """
 
+from sonde.core.edits.editing import Editing, Rule, Supplied
+from sonde.core.edits.plan import ADDED, REPLACED, Put, added
 from sonde.core.interpret.handler import Handler
 from sonde.core.interpret.items import Extra, Item, expand
 from sonde.core.interpret.recording import Recording, Reduce
 from sonde.core.interpret.trace import SiteTrace
+from sonde.core.interpret.where import Where
 from sonde.core.marks.arrays import arrays_in, as_now, flattened, shapes_in, split_arrays
 from sonde.core.marks.axes import Axis, extra_has, room_for_axes, spread
 from sonde.core.marks.named_loops import STAR, NamedLoop, Row, row_path, rows_chosen, starred, unstarred
@@ -88,18 +91,19 @@ from sonde.core.session.run import run_with
 from sonde.core.session.session import SESSIONS, captures_run, with_capture_state
 from sonde.core.session.state import CaptureState, capture_state, sows_are_seen
 from sonde.core.verbs.capture import capture, capture_only, check_callable, wrapped_like
-from sonde.core.verbs.edit import Edit, InLoops, edit
-from sonde.core.verbs.perturb import Adding, with_perturbations, zero_perturbations
+from sonde.core.verbs.edit import Edit, edit, put_by_rule, run_by_rule
+from sonde.core.verbs.perturb import added_at, with_perturbations, zero_perturbations
 from sonde.core.verbs.sites import SiteInfo, Sites, sites
 from sonde.core.verbs.sow import mark, mark_in_place, perturb, sow, through_site
 
 __all__ = [
+    "ADDED",
     "LEAF",
     "NUMBERS",
     "PASSED_SITES",
+    "REPLACED",
     "SESSIONS",
     "STAR",
-    "Adding",
     "ArraysSpec",
     "Axis",
     "ByPath",
@@ -110,10 +114,10 @@ __all__ = [
     "CallStack",
     "CaptureState",
     "Edit",
+    "Editing",
     "Extra",
     "Gate",
     "Handler",
-    "InLoops",
     "InsideRequest",
     "Item",
     "JitByStaticPart",
@@ -124,6 +128,7 @@ __all__ = [
     "NamedLoop",
     "Origin",
     "Pattern",
+    "Put",
     "Record",
     "RecordLayout",
     "Recording",
@@ -132,6 +137,7 @@ __all__ = [
     "Row",
     "Rows",
     "RowsName",
+    "Rule",
     "ScopeName",
     "Site",
     "SiteInfo",
@@ -139,8 +145,12 @@ __all__ = [
     "Sites",
     "StandIns",
     "StaticPart",
+    "Supplied",
     "View",
+    "Where",
     "WholePaths",
+    "added",
+    "added_at",
     "are_ends_wanted",
     "arrays_in",
     "as_now",
@@ -194,12 +204,14 @@ __all__ = [
     "paths_below",
     "perturb",
     "plain_p",
+    "put_by_rule",
     "record_of",
     "register_modules",
     "register_no_modules",
     "room_for_axes",
     "row_path",
     "rows_chosen",
+    "run_by_rule",
     "run_method",
     "run_with",
     "scope",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,12 +14,15 @@ from sonde.core import (
     Pattern,
     Row,
     RowsName,
+    Supplied,
+    Where,
     capture_state,
     check_pattern,
     edit,
     inside_request,
     matches,
     no_such_site,
+    put_by_rule,
     rows_chosen,
     scope,
     sow,
@@ -28,7 +31,7 @@ from sonde.core import (
 )
 from sonde.dictionaries.dictionary import Dictionary
 from sonde.errors import EditError
-from sonde.tools.intervention.patch_values import Occurrence, placed
+from sonde.tools.intervention.patch_values import not_differentiated
 
 
 def splice(
@@ -53,7 +56,8 @@ def splice(
 
     Raises:
         ValueError: An autoencoder has two patterns, or a transcoder one.
-        EditError: When called: a transcoder replaces a value before or outside the code that computes what it reads.
+        EditError: When called: a transcoder replaces a value before or outside the code that computes what it reads, or
+            one that the program itself differentiates.
 
     Example:
         >>> import jax.numpy as jnp, sonde
@@ -116,50 +120,52 @@ class _Transcoder(NamedTuple):
             replaced: list[str] = []
             waiting: list[tuple[Any, list[Row]]] = []  # what was read last
 
-            def rule(values: list[Any], place: Occurrence) -> list[Any]:
-                met.add(place.path)
-                rows = _rows(self.writes, place)
+            def rule(values: Sequence[Any], where: Where) -> Supplied | None:
+                met.add(where.path)
+                new, supplied = values[0], None
+                rows = _rows(self.writes, where)
                 if rows:
+                    not_differentiated(where, "splice")
                     if not waiting or waiting[0][1] != rows or _jax.has_ended(waiting[0][0]):
-                        raise EditError(self._too_early(place))
+                        raise EditError(self._too_early(where))
                     with with_capture_state(outside):  # the features are sites for captures around this one
-                        values = [self._written(waiting.pop()[0], values[0], place, rows), *values[1:]]
-                    replaced.append(place.path)
-                rows = _rows(self.reads, place)
+                        new = self._written(waiting.pop()[0], values[0], where, rows)
+                    supplied = Supplied([[new, *values[1:]]])
+                    replaced.append(where.path)
+                rows = _rows(self.reads, where)
                 if rows:
-                    waiting[:] = [(values[0], rows)]
-                return values
+                    not_differentiated(where, "splice")
+                    waiting[:] = [(new, rows)]
+                return supplied
 
-            result = placed(f, rule, inside)(*args, **kwargs)
+            result = put_by_rule(f, rule, inside=inside)(*args, **kwargs)
             if not replaced:
                 raise no_such_site(self.writes, met)
             return result
 
         return spliced
 
-    def _written(self, read: Any, old: Any, place: Occurrence, rows: list[Row]) -> Any:
-        name = RowsName(place.path.rpartition("/")[2])
-        if STAR in place.path.split("/"):
+    def _written(self, read: Any, old: Any, where: Where, rows: list[Row]) -> Any:
+        name = RowsName(where.path.rpartition("/")[2])
+        if STAR in where.path.split("/"):
             name.rows = frozenset(rows)
         with scope(name):
             new = _replaced(self.dictionary, read, old, self.keep_error)
         if new.shape != old.shape:
-            raise EditError(f"splice: {place.path!r} has the shape {old.shape}, the transcoder writes {new.shape}")
-        if not place.iteration:
-            return new
-        here = [jnp.stack([i == n for i, n in zip(place.iteration, row)]).all() for row in rows]
-        return jnp.where(jnp.stack(here).any(), new, old)
+            raise EditError(f"splice: {where.path!r} has the shape {old.shape}, the transcoder writes {new.shape}")
+        is_row = where.is_in(rows) if where.named else None
+        return new if is_row is None else jnp.where(is_row, new, old)
 
-    def _too_early(self, place: Occurrence) -> str:
+    def _too_early(self, where: Where) -> str:
         return (
-            f"splice: a transcoder reads {self.reads!r} and replaces {place.path!r} ({place.site.source}), which is "
+            f"splice: a transcoder reads {self.reads!r} and replaces {where.path!r} ({where.site.source}), which is "
             "computed before what it reads, or in another jitted function or another row of a loop: name two sites of "
             "the same code, the one that is read first"
         )
 
 
-def _rows(pattern: Pattern, place: Occurrence) -> list[Row]:
+def _rows(pattern: Pattern, where: Where) -> list[Row]:
     """The rows of named loops in which a pattern chooses a site; one without numbers if it is in no loop."""
-    if STAR in place.path.split("/"):
-        return rows_chosen((pattern,), place.site, place.path, place.lengths)
-    return [()] if matches(pattern, place.site.at(place.path)) else []
+    if STAR in where.path.split("/"):
+        return rows_chosen((pattern,), where.site, where.path, where.lengths)
+    return [()] if matches(pattern, where.site) else []

@@ -1,5 +1,7 @@
 """The arrays that an edit puts at a site, from a value, a function, a record, or some positions of one."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,9 @@ import pytest
 from tests.core.making import item_of, site_of
 
 import sonde
-from sonde.core.edits.new_values import Loop, at_positions, checked_leaves, given_arrays, recorded_arrays, rows_along
+from sonde.core.edits.new_values import arrays_to_add, at_positions, checked_leaves, given_arrays, recorded_arrays
 from sonde.core.interpret.handler import SeenSites
+from sonde.core.interpret.where import Loop, Where
 from sonde.core.marks.axes import Axis
 from sonde.core.marks.site import View
 from sonde.core.records.build import make_records
@@ -18,13 +21,15 @@ OLD = np.array([1.0, 2.0, 3.0], np.float32)
 SITE = site_of(OLD, "a/h")
 PLAIN = View()
 MAPPED = View(axes=(Axis("vmap", 2),))
+AT = Where("a/h", 0, SITE, PLAIN)
+AT_MAPPED = Where("a/h", 0, SITE, MAPPED)
 STACK = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 
 def test_a_value_as_it_is():
-    np.testing.assert_array_equal(given_arrays(OLD * 2, [OLD], SITE, PLAIN)[0], OLD * 2)
+    np.testing.assert_array_equal(given_arrays(OLD * 2, [OLD], AT)[0], OLD * 2)
     tree = {"n": 3, "x": OLD}  # what is not an array may be anything: it is not replaced
-    (x,) = given_arrays({"n": "other", "x": OLD + 1}, [OLD], site_of(tree), PLAIN)
+    (x,) = given_arrays({"n": "other", "x": OLD + 1}, [OLD], dataclasses.replace(AT, site=site_of(tree)))
     np.testing.assert_array_equal(x, OLD + 1)
 
 
@@ -40,37 +45,46 @@ def test_a_value_as_it_is():
 )
 def test_a_value_that_does_not_fit_names_the_site_and_both_types(new, says):
     with pytest.raises(EditError, match=rf"edit of 'a/h' \(.*making.py:7\): {says}"):
-        given_arrays(new, [OLD], SITE, PLAIN)
+        given_arrays(new, [OLD], AT)
 
 
 def test_a_python_number_takes_on_the_dtype():
-    (x,) = given_arrays(3, [np.float32(1)], site_of(np.float32(1)), PLAIN)
+    (x,) = given_arrays(3, [np.float32(1)], dataclasses.replace(AT, site=site_of(np.float32(1))))
     assert x.dtype == jnp.float32
     assert x == 3
 
 
 def test_a_value_for_one_example_is_for_all():
     old = np.zeros((2, 3), np.float32)
-    np.testing.assert_array_equal(given_arrays(OLD, [old], SITE, MAPPED)[0], [OLD, OLD])
-    np.testing.assert_array_equal(given_arrays(STACK[:2], [old], SITE, MAPPED)[0], STACK[:2])
+    np.testing.assert_array_equal(given_arrays(OLD, [old], AT_MAPPED)[0], [OLD, OLD])
+    np.testing.assert_array_equal(given_arrays(STACK[:2], [old], AT_MAPPED)[0], STACK[:2])
 
 
 def test_a_stack_gives_each_iteration_its_row():
     for i in range(4):
-        (x,) = given_arrays(STACK, [OLD], SITE, PLAIN, [Loop(i, 4)])
+        (x,) = given_arrays(STACK, [OLD], dataclasses.replace(AT, loops=[Loop(i, 4)]))
         np.testing.assert_array_equal(x, STACK[i])
-    np.testing.assert_array_equal(given_arrays(OLD, [OLD], SITE, PLAIN, [Loop(1, 4)])[0], OLD)
+    np.testing.assert_array_equal(given_arrays(OLD, [OLD], dataclasses.replace(AT, loops=[Loop(1, 4)]))[0], OLD)
     with pytest.raises(EditError, match="expected float32"):
-        given_arrays(STACK[:3], [OLD], SITE, PLAIN, [Loop(1, 4)])
+        given_arrays(STACK[:3], [OLD], dataclasses.replace(AT, loops=[Loop(1, 4)]))
 
 
-def test_rows_of_a_named_loop_may_be_all_or_those_that_are_edited():
-    loop = Loop(3, 4, rows=(1, 3))
-    assert [loop.fits(n) for n in (4, 2, 3)] == [True, True, False]
-    np.testing.assert_array_equal(loop.slice_of(STACK), STACK[3])
-    np.testing.assert_array_equal(loop.slice_of(STACK[:2]), STACK[1])  # the second of the rows 1 and 3
-    assert rows_along([(1, 5), (3, 5), (1, 6)], 0) == (1, 3)
-    assert rows_along([(1, 5), (3, 5), (1, 6)], 1) == (5, 6)
+def test_axes_of_outer_loops_may_be_missing():
+    where = dataclasses.replace(AT, loops=(Loop(1, 2), Loop(3, 4)))
+    np.testing.assert_array_equal(given_arrays(STACK, [OLD], where)[0], STACK[3])
+    np.testing.assert_array_equal(given_arrays(np.stack([STACK, STACK * 2]), [OLD], where)[0], STACK[3] * 2)
+
+
+def test_what_is_added_takes_the_dtype_and_may_be_nothing():
+    where = dataclasses.replace(AT, site=site_of({"n": OLD, "x": OLD}))
+    nothing, more = arrays_to_add({"n": None, "x": np.arange(3)}, [OLD, OLD], where)
+    np.testing.assert_array_equal(nothing, OLD * 0)
+    np.testing.assert_array_equal(more, np.arange(3, dtype=np.float32))
+    assert more.dtype == np.float32
+    with pytest.raises(EditError, match=r"perturbation of 'a/h' .*: expected float32\[3\], got float32\[2\]"):
+        arrays_to_add(OLD[:2], [OLD], AT)
+    with pytest.raises(EditError, match=r"perturbation of 'a/h' .*: expected the structure"):
+        arrays_to_add((OLD,), [OLD], AT)
 
 
 def test_what_a_function_returns_is_checked():
@@ -93,14 +107,12 @@ def test_positions_along_an_axis():
     old = np.zeros((2, 3), np.float32)
     new = np.ones((2, 3), np.float32)
     site = site_of(old)
-    np.testing.assert_array_equal(at_positions([new], [old], [0, -1], 1, site, PLAIN)[0], [[1, 0, 1]] * 2)
-    np.testing.assert_array_equal(at_positions([new], [old], [1], -2, site, PLAIN)[0], [[0] * 3, [1] * 3])
-    # Of a value with a mapped axis in front, axes are counted as the function saw them.
-    np.testing.assert_array_equal(at_positions([new], [old], [1], 0, SITE, MAPPED)[0], [[0, 1, 0]] * 2)
+    np.testing.assert_array_equal(at_positions([new], [old], [0, -1], 1, site)[0], [[1, 0, 1]] * 2)
+    np.testing.assert_array_equal(at_positions([new], [old], [1], -2, site)[0], [[0] * 3, [1] * 3])
     with pytest.raises(EditError, match=r"a value of shape \[2, 3\] has no position 3 along axis 1"):
-        at_positions([new], [old], [3], 1, site, PLAIN)
+        at_positions([new], [old], [3], 1, site)
     with pytest.raises(EditError, match=r"a value of shape \[3\] has no axis 1"):
-        at_positions([new], [old], [0], 1, SITE, MAPPED)
+        at_positions([OLD], [OLD], [0], 1, SITE)
 
 
 def record_with(value, **extras):
@@ -109,11 +121,11 @@ def record_with(value, **extras):
 
 def test_a_record_says_where_its_branch_was_taken():
     new = OLD * 5
-    (x,), taken = recorded_arrays(record_with(new), 0, [OLD], SITE, PLAIN, [])
+    (x,), taken = recorded_arrays(record_with(new), [OLD], AT)
     np.testing.assert_array_equal(x, new)
     assert taken is None
     for has_value in (True, False):
-        (x,), taken = recorded_arrays(record_with(new, taken=np.asarray(has_value)), 0, [OLD], SITE, PLAIN, [])
+        (x,), taken = recorded_arrays(record_with(new, taken=np.asarray(has_value)), [OLD], AT)
         np.testing.assert_array_equal(x, new)
         assert bool(taken) == has_value
 
@@ -128,7 +140,7 @@ def test_a_record_says_where_its_branch_was_taken():
 )
 def test_a_record_that_says_nothing_about_this_call_is_refused(extras, call, says):
     with pytest.raises(EditError, match=says):
-        recorded_arrays(record_with(OLD, **extras), call, [OLD], SITE, PLAIN, [])
+        recorded_arrays(record_with(OLD, **extras), [OLD], dataclasses.replace(AT, call=call))
 
 
 def test_examples_that_took_different_branches_get_back_what_each_had() -> None:

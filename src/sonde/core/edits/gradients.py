@@ -19,7 +19,7 @@ from sonde._jax import ad, batching, mlir
 from sonde.core.edits.new_values import at_positions, checked_leaves
 from sonde.core.marks.axes import Axis, per_example
 from sonde.core.marks.batch_like import repeated
-from sonde.core.marks.site import PLAIN, Site, naming
+from sonde.core.marks.site import Site, naming
 from sonde.core.session.session import with_capture_state
 
 
@@ -48,7 +48,7 @@ class GradientEdit:
             result = self.rebuild(operands)(site.rebuild(cotangents))
             new = checked_leaves(result, cotangents, site, "the gradient of ")
             if self.positions is not None:
-                new = at_positions(new, list(cotangents), self.positions, self.axis, site, PLAIN)
+                new = at_positions(new, list(cotangents), self.positions, self.axis, site)
             return [_jax.typed_like(a, b) for a, b in zip(new, cotangents)]
 
 

@@ -12,38 +12,10 @@ import numpy as np
 
 from sonde import _jax
 from sonde._array_text import describe
-from sonde.core.marks.named_loops import Row
-from sonde.core.marks.site import Site, View
+from sonde.core.interpret.where import Loop, Where
+from sonde.core.marks.site import Site
 from sonde.core.records.record import Record
 from sonde.errors import EditError
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Loop:
-    """A loop around a site that is being edited.
-
-    Attributes:
-        index: The number of the iteration that runs.
-        length: How many there are; None for a `while_loop`.
-        rows: If it has a name, the iterations that the edit applies to.
-    """
-
-    index: Any
-    length: int | None
-    rows: tuple[int, ...] | None = None
-
-    def slice_of(self, array: Any) -> Any:
-        """This iteration's part of an array whose first axis is the loop, or the rows that the edit applies to."""
-        at = self.index
-        if self.rows is not None and jnp.shape(array)[0] != self.length:
-            positions = np.zeros(self.length or 0, np.int32)
-            positions[list(self.rows)] = np.arange(len(self.rows))
-            at = jnp.asarray(positions)[at]
-        return jax.lax.dynamic_index_in_dim(jnp.asarray(array), at, keepdims=False)
-
-    def fits(self, size: int) -> bool:
-        """Whether an axis of this size has a part for each iteration."""
-        return size == self.length or (self.rows is not None and size == len(self.rows))
 
 
 def along_mesh(axes: Sequence[tuple[str, int]]) -> list[Loop]:
@@ -51,21 +23,9 @@ def along_mesh(axes: Sequence[tuple[str, int]]) -> list[Loop]:
     return [Loop(jax.lax.axis_index(name), size) for name, size in axes]
 
 
-def rows_along(rows: Sequence[Row], axis: int) -> tuple[int, ...]:
-    """The iteration numbers of some rows along one of the named loops."""
-    return tuple(sorted({row[axis] for row in rows}))
-
-
-def recorded_arrays(
-    record: Record,
-    call: int,
-    arrays: list[Any],
-    site: Site,
-    view: View,
-    loops: Sequence[Loop],
-    mesh_axes: Sequence[tuple[str, int]] = (),
-) -> tuple[list[Any], Any]:
-    """The arrays of a call of a record, for a site inside these loops, and where it has a value; None: everywhere."""
+def recorded_arrays(record: Record, arrays: list[Any], where: Where) -> tuple[list[Any], Any]:
+    """The arrays of a call of a record, and whether it has a value; None: yes."""
+    call, site = where.call, where.site
     if call >= len(record.values):
         raise EditError(
             f"edit of {site.path!r} ({site.source}): the record has {len(record.values)} calls, but this is call "
@@ -77,50 +37,68 @@ def recorded_arrays(
             "iteration"
         )
     recorded_along = {axis.name for axis in record.axes[call] if axis.kind == "mesh"}
-    mesh_axes = [(name, size) for name, size in mesh_axes if name in recorded_along]
-    new = given_arrays(record.values[call], arrays, site, view, loops, mesh_axes)
+    mesh_axes = tuple((name, size) for name, size in where.mesh_axes if name in recorded_along)
+    new = given_arrays(record.values[call], arrays, dataclasses.replace(where, mesh_axes=mesh_axes))
     taken = record.taken[call]
     if taken is None:
         return new, None
     recorded_axes = [axis for axis in record.axes[call] if axis.on_extra("taken")]
     by_name = dict(mesh_axes)
-    remaining = iter(loops)
+    remaining, axes = iter(where.loops), where.view.axes
     for axis in recorded_axes:
         if axis.is_loop:
             taken = next(remaining).slice_of(taken)
         elif axis.kind == "mesh" and axis.name in by_name:
             taken = along_mesh([(axis.name, by_name[axis.name])])[0].slice_of(taken)
-    if any(sum(axis.on_leaf(i) for axis in view.axes) < jnp.ndim(taken) for i in range(len(arrays))):
+    if any(where.mapped(i) < jnp.ndim(taken) for i in range(len(arrays))):
         raise EditError(
             f"edit of {site.path!r} ({site.source}): examples took different branches in the run that was recorded"
         )
-    return new, jnp.reshape(taken, jnp.shape(taken) + (1,) * (len(view.axes) - jnp.ndim(taken)))
+    return new, jnp.reshape(taken, jnp.shape(taken) + (1,) * (len(axes) - jnp.ndim(taken)))
 
 
-def given_arrays(
-    new: Any,
-    arrays: list[Any],
-    site: Site,
-    view: View,
-    loops: Sequence[Loop] = (),
-    mesh_axes: Sequence[tuple[str, int]] = (),
-) -> list[Any]:
+def given_arrays(new: Any, arrays: list[Any], where: Where) -> list[Any]:
     """The arrays of a new value for a site.
 
     The value may have the axes of the loops around the site in front, and then those of the mesh, like a record; axes
-    of named loops may be missing. Each iteration and each shard then gets its part.
+    of outer loops, and of named loops, may be missing. Each iteration and each shard then gets its part.
     """
-    return [_fitted(x, a, site, view, i, loops, mesh_axes) for i, (x, a) in enumerate(zip(_leaves(new, site), arrays))]
+    return [_checked_part(x, a, where, i) for i, (x, a) in enumerate(zip(_leaves(new, where.site), arrays))]
 
 
-def at_positions(
-    new: list[Any], old: list[Any], positions: Collection[int], axis: int, site: Site, view: View
-) -> list[Any]:
+def arrays_to_add(delta: Any, arrays: Sequence[Any], where: Where) -> list[Any]:
+    """What to add to the arrays of a value: like `given_arrays`, of any dtype; None stands for nothing.
+
+    Raises:
+        EditError: It does not fit, or the program does not continue with what the site returns.
+    """
+    site = where.site
+    parts, tree = jax.tree.flatten(delta, is_leaf=lambda x: x is None)
+    if tree != site.tree:
+        raise EditError(
+            f"perturbation of {site.path!r} ({site.source}): expected the structure {site.tree}, got {tree}"
+        )
+    parts = [x for x, is_array in zip(parts, site.arrays) if is_array]
+    new = []
+    for i, (part, array) in enumerate(zip(parts, arrays)):
+        expected = _jax.typeof(array)
+        if part is None:
+            new.append(_jax.zeros_of_type(expected))
+            continue
+        fitted = _part(part, array, where, i)
+        if jnp.shape(fitted) != expected.shape:
+            raise EditError(
+                f"perturbation of {site.path!r} ({site.source}): expected {describe(expected)}, got {describe(fitted)}"
+            )
+        new.append(_jax.varying_over(jnp.asarray(fitted, expected.dtype), _jax.varying_axes(array)))
+    return new
+
+
+def at_positions(new: list[Any], old: list[Any], positions: Collection[int], axis: int, site: Site) -> list[Any]:
     """The new arrays at some positions along an axis, and the old ones elsewhere."""
-    found = []
-    for i, (a, b) in enumerate(zip(new, old)):
-        mapped = sum(each.on_leaf(i) for each in view.axes)
-        own = jnp.shape(b)[mapped:]
+    arrays = []
+    for a, b in zip(new, old):
+        own = jnp.shape(b)
         if not -len(own) <= axis < len(own):
             raise EditError(f"edit of {site.path!r} ({site.source}): a value of shape {list(own)} has no axis {axis}")
         length = own[axis]
@@ -131,10 +109,9 @@ def at_positions(
                 f"along axis {axis}"
             )
         chosen = np.isin(np.arange(length), [p % length for p in positions])
-        along = axis % len(own) + mapped
-        shape = [-1 if d == along else 1 for d in range(jnp.ndim(b))]
-        found.append(jnp.where(jnp.asarray(chosen).reshape(shape), a, b))
-    return found
+        shape = [-1 if d == axis % len(own) else 1 for d in range(len(own))]
+        arrays.append(jnp.where(jnp.asarray(chosen).reshape(shape), a, b))
+    return arrays
 
 
 def checked_leaves(new: Any, arrays: Sequence[Any], site: Site, what: str = "") -> list[Any]:
@@ -168,42 +145,38 @@ def _checked(new: Any, expected: Any, site: Site, what: str = "") -> Any:
     return array
 
 
-def _fitted(
-    new: Any,
-    old: Any,
-    site: Site,
-    view: View,
-    index: int,
-    loops: Sequence[Loop],
-    mesh_axes: Sequence[tuple[str, int]],
-) -> Any:
-    """A given leaf, fitted to an array that may have mapped axes in front; the leaf may lack them."""
-    expected = _jax.typeof(old)
-    mapped = sum(axis.on_leaf(index) for axis in view.axes)
-    shapes = (expected.shape, expected.shape[mapped:])
-    unnamed = [loop for loop in loops if loop.rows is None]
-    meshes = _mesh_axes_of(new, old, mesh_axes)
-    fronts = [[*around, *on_mesh] for around in (loops, unnamed, []) for on_mesh in meshes]
-    for front in fronts:
-        shape = jnp.shape(new)
-        if front and shape[len(front) :] in shapes and len(shape) >= len(front) and all(map(Loop.fits, front, shape)):
-            for loop in front:
-                new = loop.slice_of(new)
-            break
-    if mapped and jnp.shape(new) == expected.shape[mapped:]:
-        new = jnp.broadcast_to(jnp.asarray(new), expected.shape)
+def _checked_part(new: Any, old: Any, where: Where, index: int) -> Any:
+    """The part of a new array that belongs here, of exactly the type of the old array."""
+    part = _checked(_part(new, old, where, index), _jax.typeof(old), where.site)
     # In a shard_map JAX tells apart what varies over the mesh; a new value takes the place of one that does.
-    return _jax.varying_over(_checked(new, expected, site), _jax.varying_axes(old))
+    return _jax.varying_over(part, _jax.varying_axes(old))
 
 
-def of_shard(new: Any, old: Any, shapes: Sequence[tuple[int, ...]], mesh_axes: Sequence[tuple[str, int]]) -> Any:
-    """This shard's part of an array with axes of the mesh in front of one of these shapes; any other as it is."""
-    for front in _mesh_axes_of(new, old, mesh_axes):
-        shape = jnp.shape(new)
-        if front and shape[len(front) :] in shapes and all(map(Loop.fits, front, shape)):
+def _part(new: Any, old: Any, where: Where, index: int) -> Any:
+    """The part of an array that belongs to this iteration and this shard, with the mapped axes of the old one.
+
+    Args:
+        new: The array. It may have axes of loops and meshes in front, and may lack the mapped axes.
+        old: The array at the site.
+        where: Where the program is.
+        index: The position of the array in the value.
+    """
+    shape = jnp.shape(old)
+    own = shape[where.mapped(index) :]
+    unnamed = [loop for loop in where.loops if loop.rows is None]
+    innermost = [list(where.loops[first:]) for first in range(len(where.loops))]
+    fronts = [
+        [*loops, *axes] for loops in (*innermost, unnamed, []) for axes in _mesh_axes_of(new, old, where.mesh_axes)
+    ]
+    for front in fronts:
+        size = jnp.shape(new)
+        fits = len(size) >= len(front) > 0 and size[len(front) :] in (shape, own)
+        if fits and all(map(Loop.fits, front, size)):
             for axis in front:
                 new = axis.slice_of(new)
             break
+    if len(own) < len(shape) and jnp.shape(new) == own:
+        new = jnp.broadcast_to(jnp.asarray(new), shape)
     return new
 
 

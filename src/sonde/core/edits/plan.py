@@ -9,7 +9,7 @@ iteration; and in a jitted function, whose trace is kept, no array of one run ma
 `"supply"` asks the handler of the edit, wherever the program is traced or rewritten: for each edit that may apply it
 gives whether it does, and the arrays that it needs (`Supply`). The answer has no derivative.
 
-    sow(x, "h")  ->  applies, *arrays = supply(x)          answered by `edit.Editing`
+    sow(x, "h")  ->  applies, *arrays = supply(x)          answered by `editing.Editing`
                      x = new(x, *arrays) if applies        differentiated and mapped by JAX
                      x = site(x)                           seen by captures
                      x = gradient(x, applies, *arrays)     the identity; changes what comes back (`edit_gradients`)
@@ -22,7 +22,7 @@ import dataclasses
 import functools
 import re
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -33,10 +33,10 @@ from sonde import _jax
 from sonde.core.edits.gradients import GradientEdit, with_edited_gradient
 from sonde.core.edits.hoisting import Hoisted, hoist
 from sonde.core.edits.new_values import at_positions, checked_leaves
-from sonde.core.marks.path import Pattern, glob_matches
+from sonde.core.marks.path import STAR, Pattern, glob_matches
 from sonde.core.marks.primitive import site_p
 from sonde.core.marks.scopes import RowsName, path_under, scope
-from sonde.core.marks.site import PLAIN, Site, View, naming
+from sonde.core.marks.site import Site, View, naming
 from sonde.core.session.closures import same_value
 from sonde.core.session.session import with_capture_state
 from sonde.core.session.state import CaptureState
@@ -45,14 +45,95 @@ FLAG_TYPE = _jax.typeof(np.zeros((), bool))
 _SUPPLY = View(role="supply")
 
 
+class Put(NamedTuple):
+    """How arrays that an edit supplies are put in place of a value.
+
+    Attributes:
+        combine: A function of the old arrays and of one list of supplied arrays for each entry of `kinds`, that returns
+            the new arrays. It is part of the program, so JAX differentiates it; the supplied arrays are constants.
+        kinds: What is supplied: arrays of the shapes of the value's arrays, of their dtypes if the entry is None,
+            otherwise of that dtype.
+    """
+
+    combine: Callable[..., list[Any]]
+    kinds: tuple[np.dtype[Any] | None, ...] = (None,)
+
+    def types(self, arrays: Sequence[Any]) -> list[Any]:
+        """The types of all that is supplied for arrays of these types."""
+        return [x if kind is None else x.update(dtype=kind, weak_type=False) for kind in self.kinds for x in arrays]
+
+
+def _in_place(old: list[Any], new: list[Any]) -> list[Any]:
+    """The new arrays instead of the old ones."""
+    del old
+    return new
+
+
+def added(old: list[Any], more: list[Any]) -> list[Any]:
+    """The sums; an array that has no sum, such as a random key, stays."""
+    return [a if jnp.issubdtype(a.dtype, jax.dtypes.extended) else a + b for a, b in zip(old, more)]
+
+
+REPLACED = Put(_in_place)
+ADDED = Put(added)
+
+
+class Paths:
+    """The paths at which something may be put; compared by what they are.
+
+    Args:
+        paths: Whole paths, with a `*` or a number for each named loop.
+    """
+
+    __slots__ = ("_by_last", "paths")
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self.paths = frozenset(paths)
+        self._by_last: dict[str, list[str]] = {}
+        for path in self.paths:
+            self._by_last.setdefault(path.rpartition("/")[2], []).append(path)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Paths) and self.paths == other.paths
+
+    def __hash__(self) -> int:
+        return hash(self.paths)
+
+    def may_have(self, relative: str) -> bool:
+        """Whether a site whose path ends in this may be at one of the paths."""
+        return any(_ends_in(path, relative) for path in self._by_last.get(relative.rpartition("/")[2], ()))
+
+    def have(self, path: str) -> bool:
+        """Whether a whole path, with a `*` for each named loop, or that of one of its rows, is among them."""
+        if path in self.paths or STAR not in path:
+            return path in self.paths
+        parts = path.split("/")
+        return any(
+            all(part == name or (part == STAR and name.isdecimal()) for part, name in zip(parts, names))
+            for names in (other.split("/") for other in self._by_last.get(parts[-1], ()))
+            if len(names) == len(parts)
+        )
+
+
+def _ends_in(path: str, relative: str) -> bool:
+    """Whether a path ends in another one, apart from the stars and numbers of named loops."""
+    names = path.split("/")
+    for name in reversed(relative.split("/")):
+        while names and names[-1] != name and (names[-1] == STAR or names[-1].isdecimal()):
+            names.pop()
+        if not names or names.pop() != name:
+            return False
+    return True
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Step:
     """One edit without its arrays.
 
     Attributes:
-        pattern: Which sites.
-        kind: What the new value is: that of a function, an array (or a pytree of arrays), that of a record, or the old
-            one if only the gradient is edited.
+        pattern: Which sites; None for a rule, which decides itself.
+        kind: What the new value is: that of a function, an array (or a pytree of arrays), that of a record, what a rule
+            supplies (`editing.Rule`), or the old one if only the gradient is edited.
         calls: Which calls of the site; None: all.
         iterations: Which iterations, as in `sonde.Edit`.
         positions: Which positions along `axis`; None: all.
@@ -60,10 +141,13 @@ class Step:
         function: The function of the value, if any.
         gradient: The function of the gradient, if any.
         may_be_absent: Whether a record says for each example whether it has a value.
+        put: How the arrays that the edit supplies are put in place; None if it supplies none.
+        paths: Where a rule may apply; None: anywhere.
+        counts_calls: Whether a rule depends on the call of the site.
     """
 
-    pattern: Pattern
-    kind: Literal["function", "value", "record", "keep"]
+    pattern: Pattern | None
+    kind: Literal["function", "value", "record", "rule", "keep"]
     calls: tuple[int, ...] | None
     iterations: Any
     positions: tuple[int, ...] | None
@@ -71,17 +155,30 @@ class Step:
     function: Hoisted | None
     gradient: Hoisted | None
     may_be_absent: bool = False
+    put: Put | None = None
+    paths: Paths | None = None
+    counts_calls: bool = True
+
+    @property
+    def is_by_call(self) -> bool:
+        """Whether it matters which call of a site runs."""
+        return self.calls is not None or self.kind == "record" or (self.kind == "rule" and self.counts_calls)
 
     @property
     def key(self) -> Hashable:
         """Equal for edits of which one program can serve both, given other arrays."""
         functions = [hoisted and hoisted.key for hoisted in (self.function, self.gradient)]
-        pattern = self.pattern if isinstance(self.pattern, str) else _key_of(self.pattern)
+        pattern = _key_of(self.pattern) if callable(self.pattern) else self.pattern
         iterations = _key_of(self.iterations) if callable(self.iterations) else self.iterations
         return (
             pattern, self.kind, self.calls, iterations, self.positions, self.axis, *functions,
-            self.may_be_absent,
+            self.may_be_absent, self.put, self.paths, self.counts_calls,
         )  # fmt: skip
+
+    @property
+    def n_supplied(self) -> int:
+        """How many arrays are supplied for each array of the value."""
+        return 0 if self.put is None else len(self.put.kinds)
 
     @property
     def types(self) -> tuple[Any, ...]:
@@ -90,6 +187,8 @@ class Step:
 
     def may_match(self, relative: str) -> bool:
         """Whether the pattern may choose a site whose path ends in this."""
+        if self.paths is not None:
+            return self.paths.may_have(relative)
         return not isinstance(self.pattern, str) or _may_end_in(self.pattern, relative)
 
 
@@ -128,12 +227,18 @@ def _may_be_number(part: str) -> bool:
 
 
 class EditPlan:
-    """The edits of one call of `sonde.edit` without their arrays. Equal edits give the same object."""
+    """The edits of one call of `sonde.edit` without their arrays. Equal edits give the same object.
 
-    __slots__ = ("__weakref__", "_by_last", "_others", "steps")
+    Attributes:
+        steps: The edits, in the order in which they are applied.
+        has_rules: Whether any of them is a rule.
+    """
+
+    __slots__ = ("__weakref__", "_by_last", "_others", "has_rules", "steps")
 
     def __init__(self, steps: tuple[Step, ...]) -> None:
         self.steps = steps
+        self.has_rules = any(step.kind == "rule" for step in steps)
         self._by_last: dict[str, list[int]] = {}  # records are edits too, one for every site
         self._others: list[int] = []
         for number, step in enumerate(steps):
@@ -205,7 +310,7 @@ class Supply:
         for step in self.steps:
             sizes = tuple(axis.size for axis in view.axes) if step.may_be_absent else ()
             types.append(FLAG_TYPE.update(shape=sizes))
-            types += _values_of(step, arrays)
+            types += [] if step.put is None else step.put.types(arrays)
             types += step.types
         return types
 
@@ -219,7 +324,7 @@ class Supply:
         dims: list[int | None] = []
         for step in self.steps:
             dims.append(0 if step.may_be_absent else None)
-            dims += [0] * len(_values_of(step, range(n_arrays)))
+            dims += [0] * (n_arrays * step.n_supplied)
             dims += [None] * len(step.types)
         return dims
 
@@ -233,10 +338,6 @@ def running(site: Site, run: Literal["twice", "again"]) -> Site:
     new = site.at(site.path)
     new.supply = dataclasses.replace(site.supply, run=run)
     return new
-
-
-def _values_of(step: Step, arrays: Sequence[Any]) -> Sequence[Any]:
-    return arrays if step.kind in ("value", "record") else ()
 
 
 class _Gradients(NamedTuple):
@@ -276,6 +377,8 @@ def _apply(running: RunningPlan, edited: Edited, site: Site) -> Edited:
         return edited
     relative = site.path if running.in_scope else path_under(_jax.name_stack(), "", depth) + site.path
     numbers = plan.may_match(relative)
+    if site.in_place:  # there a rule alone may put something, if the value is traced; an edit is an error
+        numbers = tuple(number for number in numbers if plan.steps[number].kind == "rule")
     if not numbers:
         return edited
     named = site.at(relative)  # for messages
@@ -288,7 +391,7 @@ def _apply(running: RunningPlan, edited: Edited, site: Site) -> Edited:
     for number in numbers:
         step = plan.steps[number]
         applies = next(answer)
-        values = [next(answer) for _ in _values_of(step, arrays)]
+        supplied = [[next(answer) for _ in arrays] for _ in range(step.n_supplied)]
         operands = [next(answer) for _ in step.types]
         if not isinstance(applies, _jax.Tracer) and jnp.ndim(applies) == 0 and not bool(applies):
             continue
@@ -296,8 +399,8 @@ def _apply(running: RunningPlan, edited: Edited, site: Site) -> Edited:
         if step.function is not None:
             new = functools.partial(_new_arrays, step, named, running.outside, supply.names[number])
             arrays = _where_it_applies(new, applies, arrays, operands[:n], number, supply)
-        elif values:
-            arrays = _replaced(step, applies, values, arrays, named)
+        elif supplied:
+            arrays = _replaced(step, applies, supplied, arrays, named)
         if step.gradient is not None:
             edit = GradientEdit(step.gradient.rebuild, named, step.positions, step.axis, plan)
             gradients.append(_Gradients(edit, applies, tuple(operands[n:])))
@@ -319,7 +422,7 @@ def _new_arrays(
     with with_capture_state(None):  # `jax.numpy` may be marked
         new = checked_leaves(result, arrays, site)
         if step.positions is not None:
-            new = at_positions(new, arrays, step.positions, step.axis, site, PLAIN)
+            new = at_positions(new, arrays, step.positions, step.axis, site)
         return [_jax.typed_like(a, b) for a, b in zip(new, arrays)]
 
 
@@ -341,10 +444,12 @@ def _where_it_applies(
         return arrays
 
 
-def _replaced(step: Step, applies: Any, values: list[Any], arrays: list[Any], site: Site) -> list[Any]:
+def _replaced(step: Step, applies: Any, supplied: list[list[Any]], arrays: list[Any], site: Site) -> list[Any]:
+    assert step.put is not None
     with with_capture_state(None):
+        values = step.put.combine(arrays, *supplied)
         if step.positions is not None:
-            values = at_positions(values, arrays, step.positions, step.axis, site, PLAIN)
+            values = at_positions(values, arrays, step.positions, step.axis, site)
         if isinstance(applies, _jax.Tracer):
-            values = [jnp.where(applies, a, b) for a, b in zip(values, arrays)]
+            values = [a if a is b else jnp.where(applies, a, b) for a, b in zip(values, arrays)]
         return [_jax.typed_like(a, b) for a, b in zip(values, arrays)]

@@ -1,9 +1,9 @@
 """What happens at a site. One set of rules carries sites through JAX's transforms; handlers decide what is done there.
 
-A handler may look at the value (`record`), replace it (`replace`), or both. It never sees loops, branches or jitted
-calls: the rules run a child of it inside them, and what the child recorded comes out as extra outputs. Arrays that a
-handler needs inside, such as the new values of an edit, are closed over; the rules turn them into extra inputs. Arrays
-that differ between iterations come from `loop_inputs`.
+A handler looks at values (`record`) and answers what edits ask (`supply`); new values are put in place by the program
+itself (`core/edits`), so that JAX differentiates them. A handler never sees loops, branches or jitted calls: the rules
+run a child of it inside them, and what the child recorded comes out as extra outputs. Arrays that a handler needs
+inside, such as the new values of an edit, are closed over; the rules turn them into extra inputs.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
 from sonde.core.interpret.call_counts import CallCounts
 from sonde.core.interpret.call_tokens import new_token
 from sonde.core.interpret.items import Bundle, Extra, Item, flat_arrays
+from sonde.core.interpret.where import Loop, Where
 from sonde.core.marks.named_loops import NamedLoop, Row, Within, rows_chosen, starred, unstarred
 from sonde.core.marks.operands import operands_of
 from sonde.core.marks.path import ByPath, Pattern, checked_name, matches, no_such_site
@@ -42,6 +44,7 @@ class Handler:
         named_loops: The named loops around the handler, outermost first.
         loop_name: The path of a scope around the handler that names the next loop inside.
         within: The rows of these loops for which the code runs; see `scopes.RowsName`.
+        loops_around: The loops around it, outermost first, for handlers that count iterations.
         mesh_axes: The name and the size of each axis of the meshes around it that the code runs along, outermost first.
     """
 
@@ -78,6 +81,9 @@ class Handler:
         self.loop_name: str | None = None
         self.within: tuple[Within, ...] = ()
         self.mesh_axes: tuple[tuple[str, int], ...] = ()
+        self.loops_around: tuple[Loop, ...] = ()
+        self._named_at: tuple[int, ...] = ()  # which of the loops around are the named ones
+        self._length: int | None = None  # of the loop that is entered next
         self._within_here: tuple[Within, ...] = ()  # of the current site
         self._names_before = _jax.count_open_names()
         self._base: Any = 1
@@ -99,10 +105,11 @@ class Handler:
         Args:
             base: The token that the sites inside start from.
             prefix: The prefix of the paths inside (see `scopes.prefix_under`); the current one, if None.
-            steps: This iteration's slices of what `loop_inputs` returned, if inside a loop.
+            steps: If inside a loop, what `loop_steps` gives this iteration.
         """
-        del steps
         new = copy.copy(self)
+        if steps and self.counts_iterations:
+            new.loops_around = (*self.loops_around, Loop(steps[0], self._length))
         new.items, new._sites_here, new.met = [], set(), self.met.child()
         new.prefix = self.prefix_here() if prefix is None else prefix
         new._names_before = _jax.count_open_names()
@@ -121,9 +128,11 @@ class Handler:
         at = [i for i, name in enumerate(names) if isinstance(name, LoopName)]
         name = self.here(names[: at[-1] + 1]).rstrip("/") if at else self.loop_name
         new = self.__copy__()
+        new._length = length
         if length is None or name is None:
             new.loop_name = name
         else:
+            new._named_at = (*self._named_at, len(self.loops_around))
             new.named_loops, new.loop_name = (*self.named_loops, NamedLoop(name, length)), None
         new.within = self._within(names)
         return new
@@ -204,10 +213,11 @@ class Handler:
         """The same as a prefix, for what runs inside."""
         return prefix_under(_jax.names_since(self._names_before), self.prefix, self.depth)
 
-    def loop_inputs(self, body: Any, length: int, reverse: bool) -> list[Any]:
-        """Arrays to scan along with a loop; the child of each iteration gets a slice."""
-        del body, length, reverse
-        return []
+    def loop_steps(self, length: int, reverse: bool) -> list[Any]:
+        """Arrays to scan along with a loop; the child of each iteration gets its number in each."""
+        if not self.counts_iterations:
+            return []
+        return [jnp.flip(jnp.arange(length)) if reverse else jnp.arange(length)]
 
     def skip(self, span: int) -> int:
         """Reserves `span` tokens; returns how far from the base they start."""
@@ -231,8 +241,6 @@ class Handler:
         seen = operands_of(args, site, view)
         n, sees = len(seen.arrays), self.sees(site)
         path = self.meet(site, view, _jax.names_since(self._names_before)) if sees else ""
-        if sees:
-            seen.arrays = self.replace(seen.arrays, site, path, view)
         if self.passes_on:
             outs = bind_site(seen, site, view)
             seen.arrays = list(outs[:n]) or seen.arrays
@@ -304,6 +312,14 @@ class Handler:
         """The lengths of the named loops that a starred path is below."""
         return tuple(self.named_loops[i].length for i in self.loops_at(path))
 
+    def where(self, site: Site, path: str, view: View, call: int) -> Where:
+        """Where the program is at a site."""
+        loops, above = list(self.loops_around), self.loops_at(path)
+        named = tuple(self._named_at[number] for number in above)
+        for number, i in zip(above, named):
+            loops[i] = Loop(loops[i].index, self.named_loops[number].length)
+        return Where(path, call, site.at(path), view, tuple(loops), named, self.mesh_axes, self.depth)
+
     def finish(self) -> None:
         """Raises NoSuchSiteError for a pattern that chose nothing."""
         for pattern in self.patterns:
@@ -315,11 +331,6 @@ class Handler:
         return site_p.bind(*args, site=site, view=view)
 
     # -- for the kinds of handlers -------------------------------------------------------------------------------------
-
-    def replace(self, arrays: list[Any], site: Site, path: str, view: View) -> list[Any]:
-        """The arrays that the program continues with."""
-        del site, path, view
-        return arrays
 
     def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Extra, Any]) -> None:
         """Remembers the arrays and what goes with them, if wanted."""

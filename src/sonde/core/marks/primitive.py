@@ -154,8 +154,7 @@ def _run_again(params: dict[str, Any]) -> dict[str, Any] | None:
 
 def _differentiated(params: dict[str, Any]) -> dict[str, Any]:
     view = params["view"]
-    is_value = view.is_value and view.role != "supply"
-    return {**params, "view": view.replace(order=view.order + 1)} if is_value else params
+    return {**params, "view": view.replace(order=view.order + 1)} if view.is_value else params
 
 
 _jax.register_partial_evaluation(site_p, plain_p, _n_values, _may_divide, _run_again, _differentiated)
@@ -167,7 +166,7 @@ _jax.register_partial_evaluation(site_p, plain_p, _n_values, _may_divide, _run_a
 
 def _site_jvp(primals: Any, tangents: Any, *, site: Site, view: View) -> Any:
     if view.role == "supply":  # which edits apply, and with which arrays, does not depend on the value
-        answer = site_p.bind(*primals, site=site, view=view)
+        answer = site_p.bind(*primals, site=site, view=view.replace(order=view.order + 1))
         return answer, [ad.Zero(_jax.typeof(x).to_tangent_aval()) for x in answer]
     n = len(operands_of(primals, site, view).arrays)
     tangents_out = list(tangents[:n])

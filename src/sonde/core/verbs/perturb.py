@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde import _jax
-from sonde.core.edits.new_values import of_shard
-from sonde.core.interpret.handler import Handler
-from sonde.core.marks.named_loops import NamedLoop, row_path, rows_chosen, starred
-from sonde.core.marks.path import Pattern, glob_matches, no_such_site
-from sonde.core.marks.scopes import LoopName, path_under
-from sonde.core.marks.site import Site, View
-from sonde.core.marks.site_search import FoundSite, sites_inside
+from sonde.core.edits.editing import Supplied
+from sonde.core.edits.new_values import arrays_to_add
+from sonde.core.edits.plan import ADDED
+from sonde.core.interpret.where import Where
+from sonde.core.marks.named_loops import Row, row_path, rows_chosen
+from sonde.core.marks.path import STAR, Pattern, glob_matches, no_such_site
+from sonde.core.marks.site import Site
 from sonde.core.records.record import Record
 from sonde.core.session.functionalize import shapes_of_call
 from sonde.core.session.inside_protocol import inside_request
-from sonde.core.session.run import run_with
 from sonde.core.verbs.capture import capture, check_callable, wrapped_like
+from sonde.core.verbs.edit import run_by_rule
 from sonde.core.verbs.sow import PERTURBED
 from sonde.errors import EditError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class _Perturbed:
@@ -38,7 +40,7 @@ class _Perturbed:
 _is_perturbed = _Perturbed()
 
 
-def zero_perturbations(f: Callable, *patterns: Pattern, inside: Any = None) -> Callable[..., dict[str, Any]]:
+def zero_perturbations(f: Callable[P, R], *patterns: Pattern, inside: Any = None) -> Callable[P, dict[str, Any]]:
     """A function that returns zeros for every site that can be perturbed, without running `f`.
 
     Args:
@@ -64,7 +66,7 @@ def zero_perturbations(f: Callable, *patterns: Pattern, inside: Any = None) -> C
     def shapes(f: Any, args: Any, kwargs: Any) -> dict[str, Any]:
         captured = capture(f, *patterns, inside=asked)
         # As in `with_perturbations`, values pass through the sites where possible.
-        (_, records), _ = run_with(lambda depth: Adding({}, depth=depth), captured, args, kwargs, edits=True)
+        (_, records), _ = run_by_rule(captured, Deltas({}), args, kwargs, ADDED, paths=())
         _check_any_passes(patterns, records)
         found = {}
         for path, record in records.stacked.items():
@@ -127,7 +129,7 @@ def _differentiable(tree: Any) -> Any:
     return jax.tree.map(lambda x: x if _is_inexact(x) else None, tree)
 
 
-def with_perturbations(f: Callable, *, inside: Any = None) -> Callable:
+def with_perturbations(f: Callable[P, R], *, inside: Any = None) -> Callable[Concatenate[Mapping[str, Any], P], R]:
     """A function that takes the arrays to add at sites, then the arguments of `f`.
 
     The gradient with respect to what is added is the gradient of the value at the site.
@@ -157,139 +159,106 @@ def with_perturbations(f: Callable, *, inside: Any = None) -> Callable:
     check_callable(f, "with_perturbations")
     asked = inside_request(inside)
 
-    def with_deltas(deltas: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        def make(depth: int) -> Adding:
-            return Adding(deltas, depth=depth)
-
-        return run_with(make, f, args, kwargs, edits=True, inside=asked)[0]
+    def with_deltas(deltas: Mapping[str, Any], *args: Any, **kwargs: Any) -> R:
+        rule = Deltas(deltas)
+        result, handler = run_by_rule(f, rule, args, kwargs, ADDED, paths=deltas, counts_calls=False, inside=asked)
+        for path in deltas:
+            if path not in rule.used and path not in handler.met.paths:
+                raise no_such_site(path, handler.met.paths)
+        return result
 
     return wrapped_like(with_deltas, f)
 
 
-class Adding(Handler):
-    """Adds given arrays to the values at sites."""
+class _Rows(NamedTuple):
+    """What to add to some rows of named loops.
 
-    def __init__(self, deltas: Mapping[Any, Any], *, depth: int = 1) -> None:
-        super().__init__(None, (), depth=depth)
+    Attributes:
+        numbers: The rows.
+        arrays: What to add, with an axis for the rows in front.
+    """
+
+    numbers: tuple[Row, ...]
+    arrays: Any
+
+    @classmethod
+    def of(cls, deltas: Mapping[Row, Any]) -> _Rows:
+        """Puts together what belongs to single rows."""
+        return cls(tuple(deltas), jax.tree.map(lambda *parts: jnp.stack(parts), *deltas.values()))
+
+    def at(self, where: Where) -> tuple[Any, Any]:
+        """What belongs to the row that runs, and whether it is one of these rows; None: it is."""
+        positions = np.zeros(where.lengths, np.int32)
+        for position, row in enumerate(self.numbers):
+            positions[row] = position
+        position = jnp.asarray(positions)[tuple(where.loops[i].index for i in where.named)]
+        part = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, position, keepdims=False), self.arrays)
+        return part, where.is_in(self.numbers)
+
+
+@jax.tree_util.register_pytree_node_class
+class Deltas:
+    """The rule that supplies what is added at a site, from a mapping of paths.
+
+    Attributes:
+        deltas: What to add, by the path of a site or of one row of it.
+        used: The paths at which something was added so far.
+    """
+
+    def __init__(self, deltas: Mapping[str, Any]) -> None:
         self.deltas = dict(deltas)
-        self._sliced: list[Any] = []
-        self._rows_met: set[Any] = set()  # shared with all children
+        self.used: set[str] = set()
+        # Rows are put together here and not in the loop, where it would be done in every iteration.
+        by_path: dict[str, dict[Row, Any]] = {}
+        for path, delta in deltas.items():
+            parts = path.split("/")
+            numbers = tuple(int(part) for part in parts if part.isdecimal())
+            if numbers:
+                starred_path = "/".join(STAR if part.isdecimal() else part for part in parts)
+                by_path.setdefault(starred_path, {})[numbers] = delta
+        self._rows = {path: _Rows.of(rows) for path, rows in by_path.items() if _are_alike(rows.values())}
 
-    def finish(self) -> None:
-        """Raises NoSuchSiteError for a path that was not met."""
-        for path in self.deltas:
-            if path not in self.met.paths and path not in self._rows_met:
-                raise no_such_site(path, self.met.paths)
+    def tree_flatten(self) -> tuple[Any, Any]:
+        """The arrays, and everything else; the handler gives back other arrays where a function is traced later."""
+        arrays = {path: rows.arrays for path, rows in self._rows.items()}
+        return (self.deltas, arrays), ({path: rows.numbers for path, rows in self._rows.items()}, self.used)
 
-    def key_of(self, site: Site, path: str) -> Any:
-        """The key of the deltas of a site."""
-        del site
-        return path
-
-    def loop_inputs(self, body: Any, length: int, reverse: bool) -> list[Any]:
-        """The deltas that have this loop's axis in front and so give each iteration its slice."""
-        self._sliced = []
-        slices = []
-        inside = self.entering(length)
-        for found in sites_inside(body):
-            # The names of the body count from the body.
-            prefix = path_under(found.names, self.prefix_here(), self.depth)
-            named = self._named_loops(found, inside)
-            path, above = starred(prefix + found.site.path, [loop for loop in named if loop is not None])
-            key = self.key_of(found.site, path)
-            if key == path and key not in self.deltas:
-                lengths = [length, *[n for _, n in found.loops]]
-                named_at = [i for i, loop in enumerate(named[-len(lengths) :]) if loop is not None]
-                self._put_rows_together(path, lengths, named_at if len(named_at) == len(above) else [])
-            if key not in self.deltas or key in self._sliced or not found.view.is_value or not self.sees(found.site):
-                continue
-            leaves = jax.tree.leaves(self.deltas[key])
-            inner = [len(found.loops) + t.ndim for t in found.types if jnp.issubdtype(t.dtype, jnp.inexact)]
-            if leaves and all(jnp.ndim(x) > n and jnp.shape(x)[0] == length for x, n in zip(leaves, inner)):
-                self._sliced.append(key)
-                slices.append([jnp.flip(x, 0) if reverse else x for x in leaves])
-        return [x for leaves in slices for x in leaves]
-
-    def _named_loops(self, found: FoundSite, inside: Handler) -> list[NamedLoop | None]:
-        """The loops around a site in the body of a loop, outermost first, None for one without a name.
-
-        Loops without a name come after all loops around the body.
-        """
-        loops: list[NamedLoop | None] = list(inside.named_loops)
-        if len(loops) == len(self.named_loops):
-            loops.append(None)
-        name, start = inside.loop_name, 0
-        for stop, length in found.loops:
-            for i in range(start, stop):
-                if isinstance(found.names[i], LoopName):
-                    name = path_under(found.names[: i + 1], self.prefix_here(), self.depth).rstrip("/")
-            loops.append(None if name is None else NamedLoop(name, length))
-            name, start = None, stop
-        return loops
-
-    def _put_rows_together(self, path: str, lengths: Sequence[int], named_at: Sequence[int]) -> None:
-        """Combines the deltas of single rows of named loops into one array, with zeros for the other rows.
-
-        Args:
-            path: The starred path of the site.
-            lengths: The lengths of the loops around it that are being entered, outermost first.
-            named_at: Which of them have a name.
-        """
-        rows = {row: row_path(path, row) for row in np.ndindex(*(lengths[i] for i in named_at))} if named_at else {}
-        rows = {row: name for row, name in rows.items() if name in self.deltas}
-        if not rows:
-            return
-        self._rows_met.update(rows.values())
-
-        def whole(*parts: Any) -> Any:
-            others = iter(jnp.shape(parts[0]))
-            front = [n if i in named_at else next(others) for i, n in enumerate(lengths)]
-            full = jnp.zeros((*front, *others), jnp.result_type(parts[0]))
-            for row, part in zip(rows, parts):
-                at: list[Any] = [slice(None)] * len(lengths)
-                for axis, number in zip(named_at, row):
-                    at[axis] = number
-                full = full.at[tuple(at)].set(part)
-            return full
-
-        self.deltas[path] = jax.tree.map(whole, *[self.deltas[name] for name in rows.values()])
-
-    def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
-        """The handler inside, with this iteration's slices."""
-        new = super().child(base, steps, prefix)
-        new.deltas = dict(self.deltas)
-        rest = list(steps)
-        for key in self._sliced if steps else ():
-            leaves, tree = jax.tree.flatten(self.deltas[key])
-            new.deltas[key] = jax.tree.unflatten(tree, rest[: len(leaves)])
-            rest = rest[len(leaves) :]
-        new._sliced = []
+    @classmethod
+    def tree_unflatten(cls, static: Any, children: Any) -> Deltas:
+        """The rule with these arrays."""
+        new = object.__new__(cls)
+        (new.deltas, arrays), (numbers, new.used) = children, static
+        new._rows = {path: _Rows(numbers[path], arrays[path]) for path in numbers}
         return new
 
-    def replace(self, arrays: list[Any], site: Site, path: str, view: View) -> list[Any]:
-        """The values with the deltas added."""
-        key = self.key_of(site, path)
-        if not view.is_value or key not in self.deltas:
-            return arrays
-        parts, tree = jax.tree.flatten(self.deltas[key], is_leaf=lambda x: x is None)
-        if tree != site.tree:
-            raise EditError(f"perturbation of {path!r} ({site.source}): expected the structure {site.tree}, got {tree}")
-        parts = [x for x, is_array in zip(parts, site.arrays) if is_array]
-        if site.in_place and any(x is not None for x in parts):
-            raise _only_looks(path, site)
-        whole = site.at(path)
-        return [
-            a if d is None else _sum(a, d, whole, view, i, self.mesh_axes)
-            for i, (a, d) in enumerate(zip(arrays, parts))
-        ]
+    def __call__(self, arrays: Sequence[Any], where: Where) -> Supplied | None:
+        """The arrays to add."""
+        path, applies = where.path, None
+        if path in self.deltas:
+            delta, paths = self.deltas[path], [path]
+        else:
+            by_row = {row: row_path(path, row) for row in np.ndindex(*where.lengths)} if where.named else {}
+            by_row = {row: name for row, name in by_row.items() if name in self.deltas}
+            if not by_row:
+                return None
+            rows = self._rows.get(path)
+            if rows is None or set(rows.numbers) != set(by_row):
+                rows = _Rows.of({row: self.deltas[name] for row, name in by_row.items()})
+            (delta, applies), paths = rows.at(where), list(by_row.values())
+        self.used.update(paths)
+        return added_at(delta, arrays, where, applies)
 
 
-def _sum(array: Any, delta: Any, site: Site, view: View, index: int, mesh_axes: Sequence[tuple[str, int]]) -> Any:
-    expected = _jax.typeof(array)
-    mapped = sum(axis.on_leaf(index) for axis in view.axes)
-    delta = of_shard(delta, array, (expected.shape, expected.shape[mapped:]), mesh_axes)
-    got = jnp.shape(delta)
-    if got not in (expected.shape, expected.shape[mapped:]):
-        raise EditError(f"perturbation of {site.path!r} ({site.source}): expected shape {expected.shape}, got {got}")
-    delta = jnp.asarray(delta)
-    return array + (delta if delta.dtype == expected.dtype else delta.astype(expected.dtype))  # weak types stay weak
+def added_at(delta: Any, arrays: Sequence[Any], where: Where, applies: Any = None) -> Supplied | None:
+    """What a rule supplies that adds something to the value at a site."""
+    if not where.site.in_place:
+        return Supplied([arrays_to_add(delta, arrays, where)], applies)
+    if jax.tree.leaves(delta):
+        raise _only_looks(where.path, where.site)
+    return None
+
+
+def _are_alike(trees: Iterable[Any]) -> bool:
+    """Whether pytrees of arrays can be stacked."""
+    kinds = [(jax.tree.structure(t), [(jnp.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(t)]) for t in trees]
+    return all(kind == kinds[0] for kind in kinds)

@@ -215,12 +215,16 @@ def _marked(
 
 def through_site(arrays: list[Any], site: Site, state: CaptureState) -> list[Any]:
     """Passes arrays through a site and the edits that run. Returns what the program continues with."""
-    edited = apply_edits(arrays, site, state) if state.plans and not site.in_place else None
+    edited = apply_edits(arrays, site, state) if _may_be_edited(site, state) else None
     passed = arrays if edited is None else edited.arrays
     trace = _jax.current_trace()
     own = type(trace) is SiteTrace  # the capture's own level: no need to go through the primitive
     outs = trace.at_site(passed, site, PLAIN) if own else site_p.bind(*passed, site=site, view=PLAIN)
     return outs if edited is None else edited.behind_site(outs[: len(arrays)])
+
+
+def _may_be_edited(site: Site, state: CaptureState) -> bool:
+    return bool(state.plans) and (not site.in_place or any(running.plan.has_rules for running in state.plans))
 
 
 def _is_constant(before: Any, after: Any, state: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,17 +12,22 @@ import numpy as np
 
 from sonde import _jax
 from sonde.core import (
-    Adding,
+    ADDED,
     Call,
+    Editing,
     ModuleRequest,
     Recording,
     Site,
+    Supplied,
     View,
+    Where,
+    added_at,
     call_stacks,
     calls_of,
     check_callable,
     paths_below,
     record_of,
+    run_by_rule,
     run_with,
     unstarred,
 )
@@ -206,25 +211,37 @@ class _Recording(Recording):
         return super().wants(site, path, view)
 
 
-class _Adding(Adding):
-    """Adds the given values where Modules call `perturb`."""
+@jax.tree_util.register_pytree_node_class
+class _Given:
+    """The rule that adds given values where Modules call `perturb`. Values that are not used are no error.
 
-    def key_of(self, site: Site, path: str) -> Any:
-        """Type, path of the Module, and name."""
-        tag = site.tag
-        if not isinstance(tag, Sown) or not tag.perturbs or not tag.known[self.depth - 1]:
-            return None
-        return tag.type, *_key(path, tag)
+    Attributes:
+        values: The values.
+    """
 
-    def so_far(self) -> Values:
-        """The given values."""
+    def __init__(self, values: Values) -> None:
+        self.values = values
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        """The arrays, and where they belong."""
+        keys = [(t, key) for t, values in self.values.items() for key in values]
+        return [self.values[t][key] for t, key in keys], tuple(keys)
+
+    @classmethod
+    def tree_unflatten(cls, keys: Any, children: Any) -> _Given:
+        """The rule with these arrays."""
         values: Values = {}
-        for (t, *key), value in self.deltas.items():
-            values.setdefault(t, {})[key[0], key[1]] = value
-        return values
+        for (t, key), value in zip(keys, children):
+            values.setdefault(t, {})[key] = value
+        return cls(values)
 
-    def finish(self) -> None:
-        """Unused values are not an error: a State may hold more than one function needs."""
+    def __call__(self, arrays: Sequence[Any], where: Where) -> Supplied | None:
+        """The value to add at a site."""
+        tag = where.site.tag
+        if not isinstance(tag, Sown) or not tag.perturbs or not tag.known[where.depth - 1]:
+            return None
+        value = self.values.get(tag.type, {}).get(_key(where.path, tag))
+        return None if value is None else added_at(value, arrays, where)
 
 
 def _run(
@@ -239,16 +256,14 @@ def _run(
     grads: bool = False,
 ) -> tuple[Any, list[Call]]:
     """The result, and what was recorded."""
-    deltas = {(t, *key): value for t, values in given.items() for key, value in values.items()}
     inner = fn
-    if deltas:
+    if any(given.values()):
 
         def inner(*args: Any, **kwargs: Any) -> Any:
             request = ModuleRequest(root, more=Types(given=tuple(given)), sows=False)
-            make = functools.partial(_Adding, deltas)
-            return run_with(lambda depth: make(depth=depth), fn, args, kwargs, edits=True, request=request)[0]
+            return run_by_rule(fn, _Given(given), args, kwargs, ADDED, counts_calls=False, request=request)[0]
 
-    if deltas and not types:
+    if any(given.values()) and not types:
         return inner(*args, **kwargs), []
     # Without types the capture records nothing, but it must run: outside of captures, `sow` stores in the Module.
     result, handler = run_with(
@@ -272,13 +287,19 @@ def captures_of(module: Module) -> tuple[Variable[Any], ...] | None:
     root: Any = None
     for stack in reversed(call_stacks()):
         handler = stack.handler
-        if not isinstance(handler, (_Recording, _Adding)) or (found and stack.root is not root):
+        if isinstance(handler, _Recording):
+            so_far = handler.so_far()
+        elif isinstance(handler, Editing) and isinstance(rule := handler.rule, _Given):
+            so_far = rule.values
+        else:
+            continue
+        if found and stack.root is not root:
             continue
         place, root = stack.place_of(module), stack.root
         if not place.known:
             return None
         path = stack.absolute(place)
-        for t, values in handler.so_far().items():
+        for t, values in so_far.items():
             mine = found.setdefault(t, {})
             mine.update({name: value for (text, name), value in values.items() if text == path})
         if isinstance(handler, _Recording):

@@ -30,7 +30,7 @@ from sonde.core import (
 from sonde.tools.attribution.integrated_gradients import is_inexact, mean_gradients
 from sonde.tools.attribution.site_gradients import number_and_gradients, number_of, touched
 from sonde.tools.execution.record_values import each_seen, with_values
-from sonde.tools.intervention.patch_values import Rule, placed, values_to_place
+from sonde.tools.intervention.patch_values import values_to_place
 from sonde.tools.reading.heatmap import Drawn, Heat
 
 Method = Literal["gradient", "integrated"]
@@ -189,15 +189,15 @@ def _integrated(
     result, records = values_to_place(f, *patterns, inside=inside)(*args, **kwargs)
     base = _base_values(patterns, baseline, inside, rest, arrays)
 
-    def number(rule: Rule, touch: Any) -> Any:
+    def number(changed: Callable[[Callable], Callable], touch: Any) -> Any:
         f, args, kwargs, _ = rest.whole([touched(x, touch) for x in arrays])
-        return number_of(metric, placed(f, rule, inside)(*args, **kwargs))
+        return number_of(metric, changed(f)(*args, **kwargs))
 
     found: dict[str, Any] = {}
     for path, record in records.stacked.items():
         bases = base(record)
         calls = [seen for seen in each_seen(records, stacked=True) if seen.path == path]
-        gradients = mean_gradients(calls, bases, number, steps)
+        gradients = mean_gradients(calls, bases, number, steps, inside)
         whole = []
         for value, base_value, of_call in zip(record.values, bases, gradients):
             remaining = iter(of_call)

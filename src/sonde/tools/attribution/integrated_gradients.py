@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core import Row
+from sonde.core import InsideRequest, Row, Supplied, Where, put_by_rule
 from sonde.errors import CaptureError
 from sonde.tools.execution.record_values import Seen
-from sonde.tools.intervention.patch_values import Occurrence, Rule
+from sonde.tools.intervention.patch_values import SELECTED, in_record
 
 Pair = tuple[Any, Any] | None  # an array and what it is compared with; None if it cannot be differentiated
 
@@ -27,16 +27,21 @@ def is_inexact(x: Any) -> bool:
 
 
 def mean_gradients(
-    calls: Sequence[Seen], bases: Sequence[Any], number: Callable[[Rule, Any], Any], steps: int
+    calls: Sequence[Seen],
+    bases: Sequence[Any],
+    number: Callable[[Callable[[Callable], Callable], Any], Any],
+    steps: int,
+    inside: InsideRequest | None = None,
 ) -> list[list[Any]]:
     """The mean gradient with respect to all calls of a site.
 
     Args:
         calls: The calls, with the axes of all loops.
         bases: For each, what it is compared with.
-        number: The number that is differentiated, as a function of a rule for the values, and of a zero on which all
-            values of the program depend.
+        number: The number that is differentiated, as a function of what changes the program, and of a zero on which
+            all values of the program depend.
         steps: How many points of the line to use.
+        inside: As in `sonde.capture`.
 
     Returns:
         For each call a gradient like each of its arrays; None for arrays that cannot be differentiated.
@@ -58,7 +63,7 @@ def mean_gradients(
         mine = [[p and _cut(p, seen, row) for p in of_call] for seen, of_call in zip(calls, pairs)]
 
         def of_new(new: Sequence[Sequence[Any]], touch: Any) -> Any:
-            return number(_putting(calls, new, row), touch)
+            return number(lambda f: _with_values(f, calls, new, row, inside), touch)
 
         def add(total: Any, part: Any) -> tuple[Any, None]:
             new = [[p and _between(p, part) for p in of_call] for of_call in mine]
@@ -124,19 +129,26 @@ def _put_back(gradients: Any, seen: Seen, rows: Sequence[Row]) -> Any:
     return jnp.moveaxis(whole, range(len(named)), named)
 
 
-def _putting(calls: Sequence[Seen], new: Sequence[Sequence[Any]], row: Sequence[Any]) -> Rule:
-    """The rule that puts new arrays at one row of a site."""
+def _with_values(
+    f: Callable, calls: Sequence[Seen], new: Sequence[Sequence[Any]], row: Sequence[Any], inside: InsideRequest | None
+) -> Callable:
+    """`f` with new arrays at one row of a site; None stands for an array that stays."""
 
-    def rule(old: list[Any], place: Occurrence) -> list[Any]:
-        if place.path != calls[0].path:
-            return old
-        seen = calls[place.call]
-        here, at = place.within(seen)
+    def rule(values: Sequence[Any], where: Where) -> Supplied | None:
+        if where.path != calls[0].path:
+            return None
+        seen = calls[where.call]
+        is_there, steps = in_record(where, seen)
         named = _named(seen)
         for i, n in zip(named, row):
-            here = here & (place.iteration[i] == n)
-        at = at._replace(iteration=tuple(step for i, step in enumerate(at.iteration) if i not in named))
-        arrays = zip(old, new[place.call])
-        return [a if b is None else jnp.where(here, at.slice_of(b, i), a) for i, (a, b) in enumerate(arrays)]
+            is_there = is_there & (where.iteration[i] == n)
+        steps = tuple(step for i, step in enumerate(steps) if i not in named)
+        parts = [
+            a if b is None else where.slice_of(b, i, steps) for i, (a, b) in enumerate(zip(values, new[where.call]))
+        ]
+        masks = [
+            jnp.broadcast_to(False if b is None else is_there, jnp.shape(a)) for a, b in zip(values, new[where.call])
+        ]
+        return Supplied([parts, masks])
 
-    return rule
+    return put_by_rule(f, rule, SELECTED, paths=[calls[0].path], inside=inside)

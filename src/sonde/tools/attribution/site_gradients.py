@@ -9,20 +9,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from sonde import _jax
 from sonde._array_text import describe
 from sonde.core import (
+    ADDED,
     JitByStaticPart,
     Pattern,
     Records,
     StaticPart,
+    Supplied,
+    Where,
     capture,
     check_callable,
     inside_request,
+    put_by_rule,
     static_and_arrays,
     wrapped_like,
 )
 from sonde.tools.attribution.integrated_gradients import is_inexact
-from sonde.tools.intervention.patch_values import Occurrence, Rule, placed
 
 
 def site_gradients(
@@ -77,7 +81,7 @@ def number_and_gradients(
     inside: Any,
     call: Callable[[list[Any]], Any],
     arrays: Sequence[Any],
-    change: Rule | None = None,
+    changed: Callable[[Callable], Callable] | None = None,
 ) -> tuple[Any, Records]:
     """The number and the records of a traced call, for tools.
 
@@ -87,17 +91,19 @@ def number_and_gradients(
         inside: As in `sonde.capture`.
         call: Puts arrays into the program, its arguments and its keyword arguments.
         arrays: The arrays.
-        change: Replaces values at sites.
+        changed: Makes the program one with other values at its sites.
     """
 
     def number(touch: Any) -> Any:
         # Whatever a value is computed from, it now depends on what is differentiated.
-        def rule(values: list[Any], place: Occurrence) -> list[Any]:
-            values = values if change is None else change(values, place)
-            return values if place.site.in_place else [touched(x, touch) for x in values]
+        def rule(values: Sequence[Any], where: Where) -> Supplied | None:
+            if where.site.in_place:
+                return None
+            return Supplied([[touched(_jax.zeros_of_type(_jax.typeof(x)), touch) for x in values]])
 
         f, args, kwargs = call([touched(x, touch) for x in arrays])
-        return number_of(metric, placed(f, rule, inside)(*args, **kwargs))
+        program = f if changed is None else changed(f)
+        return number_of(metric, put_by_rule(program, rule, ADDED, inside=inside)(*args, **kwargs))
 
     (output, _), records = capture(jax.value_and_grad(number), *patterns, grads=True, inside=inside)(jnp.zeros(()))
     return output, records

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core import Pattern, Records, arrays_in
+from sonde.core import Handler, Pattern, Records, Site, View, arrays_in, run_with, starred
 from sonde.errors import CaptureError
 from sonde.tools.circuits.terms import Sums, Term, marked, sums_in
 from sonde.tools.execution.record_values import Seen, chooses, each_seen
-from sonde.tools.intervention.patch_values import Occurrence, placed, values_to_place
+from sonde.tools.intervention.patch_values import not_differentiated, values_to_place
 
 Key = tuple[str, int]  # a path with a * for every named loop, and the number of the call
 
@@ -123,14 +123,10 @@ def graph_of(
     levels: set[Any] = set()
     labels = {role: {node.key for node in found} for role, found in nodes.items()}
 
-    def rule(values: list[Any], place: Occurrence) -> list[Any]:
-        for role, keys in labels.items():
-            if (place.path, place.call) in keys:
-                levels.add((getattr(values[0], "_trace", None), bool(place.iteration)))
-                values = [marked(values[0], _label(role, (place.path, place.call))), *values[1:]]
-        return values
+    def labelled(*args: Any, **kwargs: Any) -> Any:
+        return run_with(lambda depth: _Labelling(labels, levels, depth), f, args, kwargs, edits=True, inside=inside)[0]
 
-    jaxpr = jax.make_jaxpr(placed(f, rule, inside))(*args, **kwargs)
+    jaxpr = jax.make_jaxpr(labelled)(*args, **kwargs)
     axes = {_label("writes", node.key): node.axis for node in nodes["writes"]}
     names = {_label(role, node.key): f"{role} {node.key[0]}" for role, found in nodes.items() for node in found}
     sums = sums_in(jaxpr, axes, names)
@@ -145,6 +141,37 @@ def graph_of(
     graph = Graph(senders, receivers, exists, at_once)
     _check_all_fit(graph, records, sending, receiving)
     return graph
+
+
+class _Labelling(Handler):
+    """Marks the values of nodes in the traced program, for `sums_in`; the program is not run.
+
+    Attributes:
+        labels: The nodes, by role.
+        levels: Where nodes were met: the trace, and whether in a loop.
+    """
+
+    counts_iterations = True
+
+    def __init__(self, labels: Mapping[str, set[Key]], levels: set[Any], depth: int) -> None:
+        super().__init__(None, (), depth=depth)
+        self.labels = labels
+        self.levels = levels
+
+    def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
+        """The outputs of the site, with the marks of its nodes."""
+        outs = super().at_site(args, site, view)
+        if not view.is_value or view.role != "site" or not self.sees(site):
+            return outs
+        path, _ = starred(self.here() + site.path, self.named_loops)
+        key = path, self.counts.next(path)
+        roles = [role for role, keys in self.labels.items() if key in keys]
+        if roles:
+            not_differentiated(self.where(site, path, view, key[1]), "attribute_edges")
+            self.levels.add((getattr(outs[0], "_trace", None), bool(self.loops_around)))
+        for role in roles:
+            outs[0] = marked(outs[0], _label(role, key))
+        return outs
 
 
 def _label(role: str, key: Key) -> str:

@@ -13,6 +13,7 @@ before, and there are at most as many runs as senders.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,11 +21,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core import Pattern, Records, StaticPart, arrays_in, capture
+from sonde.core import (
+    ADDED,
+    Pattern,
+    Records,
+    Rule,
+    StaticPart,
+    Supplied,
+    Where,
+    added,
+    arrays_in,
+    capture,
+    put_by_rule,
+)
 from sonde.tools.attribution.site_gradients import number_and_gradients, number_of
 from sonde.tools.circuits.edge_nodes import Graph, Key, Node, aligned, graph_of
 from sonde.tools.execution.record_values import Seen, each_seen
-from sonde.tools.intervention.patch_values import Occurrence, Rule, placed, values_to_place
+from sonde.tools.intervention.patch_values import SELECTED, in_record, not_differentiated, values_to_place
+
+_VERB = "attribute_edges"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,35 +107,36 @@ class Program:
         found = [_change(self.graph.senders[i], records, self.other, shape) for i in which]
         return jnp.stack([x.reshape(-1) for x in found])
 
-    def gradients(self, change: Rule | None = None) -> tuple[Any, Records]:
-        """The metric, and records of all nodes with gradients; if values are changed by a rule, of that program."""
+    def gradients(self, changed: Callable[[Callable], Callable] | None = None) -> tuple[Any, Records]:
+        """The metric, and records of all nodes with gradients; if `changed` changes the program, of that program."""
         return number_and_gradients(
             (*self._asked.sending, *self._asked.receiving),
             self._asked.metric,
             self._asked.inside,
             lambda arrays: self._rest.whole(arrays)[:3],
             self._arrays,
-            change,
+            changed,
         )
 
-    def between(self, patterns: Sequence[Pattern], part: Any) -> Rule:
-        """A rule that puts the values at some sites between those of the other run, 0, and of this run, 1."""
+    def between(self, patterns: Sequence[Pattern], part: Any) -> Callable[[Callable], Callable]:
+        """Puts the values at some sites of a program between those of the other run, 0, and of this run, 1."""
         f, args, kwargs, _ = self._rest.whole(self._arrays)
         _, clean = values_to_place(f, *patterns, inside=self._asked.inside)(*args, **kwargs)
         _, corrupt = self._of_other_run(patterns)
         ends = {(s.path, s.call): s for s in each_seen(clean, stacked=True)}
         starts = {(s.path, s.call): s for s in each_seen(corrupt, stacked=True)}
 
-        def rule(values: list[Any], place: Occurrence) -> list[Any]:
-            key = place.path, place.call
-            if key not in ends:
-                return values
-            return _between(values, place, starts[key], ends[key], part)
+        def rule(values: Sequence[Any], where: Where) -> Supplied | None:
+            key = where.path, where.call
+            return None if key not in ends else _between(values, where, starts[key], ends[key], part)
 
-        return rule
+        return self._changing(rule, [path for path, _ in ends])
 
-    def sender_between(self, clean: Records, which: Any, part: Any) -> Rule:
-        """A rule that puts what one sender site writes between its values in the two runs.
+    def _changing(self, rule: Rule, paths: Iterable[str]) -> Callable[[Callable], Callable]:
+        return functools.partial(put_by_rule, rule=rule, put=SELECTED, paths=list(paths), inside=self._asked.inside)
+
+    def sender_between(self, clean: Records, which: Any, part: Any) -> Callable[[Callable], Callable]:
+        """Puts what one sender site of a program writes between its values in the two runs.
 
         Args:
             clean: What the senders write in this run.
@@ -131,17 +147,16 @@ class Program:
         ends = {(s.path, s.call): s for s in each_seen(clean, stacked=True) if not s.gradient}
         starts = {(s.path, s.call): s for s in each_seen(self.other, stacked=True)}
 
-        def rule(values: list[Any], place: Occurrence) -> list[Any]:
-            key = place.path, place.call
+        def rule(values: Sequence[Any], where: Where) -> Supplied | None:
+            key = where.path, where.call
             if key not in self._sender_tables:
-                return values
+                return None
             ids = self._sender_tables[key]
             of_row = np.vectorize(lambda i: -1 if i < 0 else numbers[_site(self.graph.senders[i])])(ids[..., 0])
-            new = _between(values, place, starts[key], ends[key], part)
-            here = _looked_up(of_row, place) == which
-            return [jnp.where(here, n, old) for n, old in zip(new, values)]
+            between = _between(values, where, starts[key], ends[key], part)
+            return Supplied(between.arrays, _looked_up(of_row, where) == which)
 
-        return rule
+        return self._changing(rule, [path for path, _ in self._sender_tables])
 
     @property
     def sender_sites(self) -> list[tuple[Key, tuple[int, ...]]]:
@@ -159,23 +174,27 @@ class Program:
     def _in_one_run(self, cut: Any) -> Any:
         buffers = [jnp.zeros_like(before) for before in self._before]
 
-        def rule(values: list[Any], place: Occurrence) -> list[Any]:
-            key = place.path, place.call
+        def rule(arrays: Sequence[Any], where: Where) -> Supplied | None:
+            key, less = (where.path, where.call), None
             if key in self._receiver_tables:
                 off = [
-                    jnp.matmul(cut[np.ix_(g.senders, g.receivers)].T, less, precision="highest")
-                    for g, less in zip(self._groups, buffers)
+                    jnp.matmul(cut[np.ix_(g.senders, g.receivers)].T, buffer, precision="highest")
+                    for g, buffer in zip(self._groups, buffers)
                 ]
-                values = self._less(values, place, off)
+                less = self._less(arrays, not_differentiated(where, _VERB), off)
+            if key not in self._sender_tables:
+                return less
+            values = arrays if less is None else added(list(arrays), list(less.arrays[0]))
             for node in self.graph.senders:
                 if node.key == key:
+                    not_differentiated(where, _VERB)
                     part = values[0] if node.axis is None else jnp.take(values[0], node.head, node.axis)
                     for i, group in enumerate(self._groups):
                         if node in group.of_sender:
                             at = group.of_sender[node]
-                            new = aligned(_whole(part, place), group.shape).reshape(-1) - self._before[i][at]
+                            new = aligned(_whole(part, where), group.shape).reshape(-1) - self._before[i][at]
                             buffers[i] = buffers[i].at[at].set(new)
-            return values
+            return less
 
         return self._number(rule)
 
@@ -186,11 +205,13 @@ class Program:
                 for g, x in zip(self._groups, less)
             ]
 
-            def rule(values: list[Any], place: Occurrence) -> list[Any]:
-                return self._less(values, place, off) if (place.path, place.call) in self._receiver_tables else values
+            def rule(arrays: Sequence[Any], where: Where) -> Supplied | None:
+                if (where.path, where.call) not in self._receiver_tables:
+                    return None
+                return self._less(arrays, not_differentiated(where, _VERB), off)
 
             f, args, kwargs, _ = self._rest.whole(self._arrays)
-            program = capture(placed(f, rule, self._asked.inside), *self._asked.sending, inside=self._asked.inside)
+            program = capture(self._less_edges(f, rule), *self._asked.sending, inside=self._asked.inside)
             result, records = program(*args, **kwargs)
             now = [self._written(records, group) - before for group, before in zip(self._groups, self._before)]
             return number_of(self._asked.metric, result), now
@@ -207,28 +228,32 @@ class Program:
 
     def _number(self, rule: Rule) -> Any:
         f, args, kwargs, _ = self._rest.whole(self._arrays)
-        return number_of(self._asked.metric, placed(f, rule, self._asked.inside)(*args, **kwargs))
+        return number_of(self._asked.metric, self._less_edges(f, rule)(*args, **kwargs))
+
+    def _less_edges(self, f: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
+        paths = {path for path, _ in (*self._sender_tables, *self._receiver_tables)}
+        return put_by_rule(f, rule, ADDED, paths=paths, inside=self._asked.inside)
 
     def _written(self, records: Records, group: _Group) -> Any:
         found = [aligned(self.graph.senders[s].of(records), group.shape).reshape(-1) for s in group.senders]
         return jnp.stack(found).astype(jnp.float32)
 
-    def _less(self, values: list[Any], place: Occurrence, off: Sequence[Any]) -> list[Any]:
-        """The value that a receiver reads, without what cut edges take off."""
-        key = place.path, place.call
+    def _less(self, values: Sequence[Any], where: Where, off: Sequence[Any]) -> Supplied | None:
+        """What to add to the value that a receiver reads: minus what cut edges take off."""
+        key = where.path, where.call
         ids = self._receiver_tables[key]
         node = self.graph.receivers[int(ids.max())]
         group = next((g for g in self._groups if g.shape == node.shape), None)
         if group is None:
-            return values
+            return None
         within = np.full(len(self.graph.receivers) + 1, -1)
         within[group.receivers] = np.arange(len(group.receivers))
-        chosen = _looked_up(within[ids], place)
+        chosen = _looked_up(within[ids], where)
         rows = jnp.concatenate([off[self._groups.index(group)], jnp.zeros((1, int(np.prod(group.shape))))])
         taken = rows[chosen].reshape(len(ids[(0,) * (ids.ndim - 1)]), *group.shape)
         taken = taken[0] if node.axis is None else jnp.moveaxis(taken, 0, node.axis)
-        taken = place._replace(iteration=()).slice_of(taken, 0)
-        return [values[0] - taken.astype(values[0].dtype), *values[1:]]
+        taken = where.slice_of(taken, 0, ())
+        return Supplied([[-taken.astype(values[0].dtype), *map(jnp.zeros_like, values[1:])]])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,16 +292,16 @@ def _tables(nodes: Sequence[Node]) -> dict[Key, np.ndarray]:
     return found
 
 
-def _looked_up(table: np.ndarray, place: Occurrence) -> Any:
+def _looked_up(table: np.ndarray, where: Where) -> Any:
     """The entry of a table for the current iteration; -1 if it has none."""
-    if not place.iteration:
+    if not where.iteration:
         return table
-    return jnp.asarray(table).at[tuple(place.iteration)].get(mode="fill", fill_value=-1)
+    return jnp.asarray(table).at[tuple(where.iteration)].get(mode="fill", fill_value=-1)
 
 
-def _whole(value: Any, place: Occurrence) -> Any:
+def _whole(value: Any, where: Where) -> Any:
     """A value with all mapped axes that a record would have."""
-    for position, axis in enumerate(place.view.axes):
+    for position, axis in enumerate(where.view.axes):
         if not axis.on_leaf(0):
             value = jnp.expand_dims(value, position)
     return value
@@ -286,13 +311,13 @@ def _change(node: Node, records: Records, other: Records, shape: tuple[int, ...]
     return aligned(node.of(records), shape).astype(jnp.float32) - aligned(node.of(other), shape).astype(jnp.float32)
 
 
-def _between(values: list[Any], place: Occurrence, start: Seen, end: Seen, part: Any) -> list[Any]:
-    here, at = place.within(end)
-    new = []
+def _between(values: Sequence[Any], where: Where, start: Seen, end: Seen, part: Any) -> Supplied:
+    """Values between those of two runs, in the rows that were recorded; only floats can be between."""
+    is_there, steps = in_record(where, end)
+    new, masks = [], []
     for i, (old, a, b) in enumerate(zip(values, arrays_in(start.value), arrays_in(end.value))):
-        a, b = at.slice_of(a, i), at.slice_of(b, i)
-        if not jnp.issubdtype(old.dtype, jnp.floating):
-            new.append(old)
-        else:
-            new.append(jnp.where(here, a + jnp.asarray(part, old.dtype) * (b - a), old))
-    return new
+        a, b = where.slice_of(a, i, steps), where.slice_of(b, i, steps)
+        is_float = jnp.issubdtype(old.dtype, jnp.floating)
+        new.append(a + jnp.asarray(part, old.dtype) * (b - a) if is_float else old)
+        masks.append(jnp.broadcast_to(is_there if is_float else False, jnp.shape(old)))
+    return Supplied([new, masks])

@@ -20,19 +20,21 @@ from sonde.core import (
     JitByStaticPart,
     Pattern,
     StaticPart,
-    arrays_in,
+    Supplied,
+    Where,
     capture,
     check_callable,
     check_pattern,
     inside_request,
+    put_by_rule,
     static_and_arrays,
 )
 from sonde.errors import CaptureError
 from sonde.tools.circuits.edge_nodes import in_unnamed_loop
 from sonde.tools.execution.record_values import Seen, each_seen
-from sonde.tools.intervention.patch_values import Occurrence, placed, values_to_place
+from sonde.tools.intervention.patch_values import SELECTED, recorded_here, values_to_place
 from sonde.tools.intervention.sweep import restored_title
-from sonde.tools.intervention.sweep_points import Axes, Target, checked_axes
+from sonde.tools.intervention.sweep_points import Axes, PointRule, Target, checked_axes
 from sonde.tools.reading.heatmap import Drawn, Heat, by_last_axis
 
 R = TypeVar("R")
@@ -194,33 +196,30 @@ class _Run:
 
     def _read(self, point: Any, senders: list[Target], held: list[Target], rest: StaticPart, arrays: Any) -> list[Seen]:
         """The inputs of the receivers when one sender is clean and everything else is held constant."""
-        places = _by_place(senders)
-        still = {(t.seen.path, t.seen.call): t for t in held}
+        still = {(target.seen.path, target.seen.call): target.seen for target in held}
+        clean_at = PointRule(senders, point)
 
-        def rule(values: list[Any], place: Occurrence) -> list[Any]:
-            key = place.path, place.call
-            if key in still:
-                here, at = place.within(still[key].seen)
-                kept = arrays_in(still[key].seen.value)
-                values = [jnp.where(here, at.slice_of(new, i), old) for i, (new, old) in enumerate(zip(kept, values))]
-            if key in places:
-                target, start = places[key]
-                values = target.patched(values, place, point - start)
-            return values
+        def rule(values: Sequence[Any], where: Where) -> Supplied | None:
+            at_sender, seen = clean_at(values, where), still.get((where.path, where.call))
+            if seen is None:
+                return at_sender
+            constant, is_held = recorded_here(seen, where)
+            masks = [jnp.broadcast_to(True if is_held is None else is_held, jnp.shape(x)) for x in values]
+            if at_sender is None:
+                return Supplied([constant[0], masks])
+            clean, is_clean = at_sender.arrays
+            new = [jnp.where(mask, a, b) for a, b, mask in zip(clean, constant[0], is_clean)]
+            return Supplied([new, [a | b for a, b in zip(masks, is_clean)]])
 
         f, _, corrupt = rest.whole(arrays)
-        _, records = capture(placed(f, rule, self.inside), *self.receivers, inside=self.inside)(*corrupt)
+        paths = [*[path for path, _ in still], *[target.seen.path for target in senders]]
+        changed = put_by_rule(f, rule, SELECTED, paths=paths, inside=self.inside)
+        _, records = capture(changed, *self.receivers, inside=self.inside)(*corrupt)
         return list(each_seen(records, stacked=True))
 
     def _measured(self, point: Any, receivers: list[Target], rest: StaticPart, arrays: Any) -> Any:
-        places = _by_place(receivers)
-
-        def rule(values: list[Any], place: Occurrence) -> list[Any]:
-            target, start = places.get((place.path, place.call), (None, 0))
-            return values if target is None else target.patched(values, place, point - start)
-
         f, _, corrupt = rest.whole(arrays)
-        return self._number(placed(f, rule, self.inside)(*corrupt))
+        return self._number(PointRule(receivers, point).applied_to(f, self.inside)(*corrupt))
 
     def _number(self, result: Any) -> Any:
         score = self.metric(result)
@@ -233,12 +232,6 @@ def _target(seen: Seen, axes: Axes) -> Target:
     if seen.count is not None or any(axis.is_loop and axis.rows is None for axis in seen.axes):
         raise CaptureError(in_unnamed_loop("patch_paths", seen))
     return Target.of(seen, axes)
-
-
-def _by_place(targets: Sequence[Target]) -> dict[tuple[str, int], tuple[Target, int]]:
-    """The targets by path and call, with the number of the first point of each."""
-    starts = np.cumsum([0, *[target.points for target in targets]])
-    return {(t.seen.path, t.seen.call): (t, int(start)) for t, start in zip(targets, starts)}
 
 
 def _parts(targets: Sequence[Target], table: Any) -> list[tuple[Target, Any]]:

@@ -39,9 +39,9 @@ from sonde.core import (
 )
 from sonde.tools.execution.cost_estimate import effort
 from sonde.tools.execution.record_values import each_seen
-from sonde.tools.intervention.patch_values import Occurrence, placed, values_to_place
+from sonde.tools.intervention.patch_values import values_to_place
 from sonde.tools.intervention.sweep import Sweep
-from sonde.tools.intervention.sweep_points import Axes, Target, checked_axes
+from sonde.tools.intervention.sweep_points import Axes, PointRule, Target, checked_axes
 from sonde.tools.reading.heatmap import POSITION
 
 R = TypeVar("R")
@@ -167,16 +167,9 @@ def _sweep(
         targets = [Target.of(seen, axes, directions) for seen in each_seen(records, stacked=True)]
 
         def run(group: Sequence[Target], point: Any) -> Any:
-            starts = np.cumsum([0, *[target.points for target in group]])
-            places = {(t.seen.path, t.seen.call): (t, int(start)) for t, start in zip(group, starts)}
-
-            def rule(values: list[Any], place: Occurrence) -> list[Any]:
-                target, start = places.get((place.path, place.call), (None, 0))
-                return values if target is None else target.patched(values, place, point - start)
-
             # A copy for every run: changes that one run makes to a model must not reach the next.
             f, _, corrupt, _ = rest.whole(arrays)
-            return measured(placed(f, rule, inside)(*corrupt))
+            return measured(PointRule(group, point).applied_to(f, inside)(*corrupt))
 
         needed = effort(lambda arrays: _corrupt_run(rest, arrays), arrays)
         running = needed.operations * sum(target.points for target in targets) / device.speed

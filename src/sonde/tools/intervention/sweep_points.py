@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core import arrays_in, row_path
+from sonde.core import InsideRequest, Put, Supplied, Where, arrays_in, put_by_rule, row_path
 from sonde.errors import CaptureError
 from sonde.tools.execution.record_values import Seen
-from sonde.tools.intervention.patch_values import Occurrence
+from sonde.tools.intervention.patch_values import SELECTED, SELECTED_ALONG, in_record
 
 Axes = tuple[int, ...]
 
@@ -112,32 +113,70 @@ class Target:
             found[row_path(self.seen.path, numbers) + call] = numbers, shaped[tuple(at)]
         return found
 
-    def patched(self, values: list[Any], place: Occurrence, point: Any) -> list[Any]:
-        """The values, with the clean value at the point; unchanged if the point belongs to another site."""
-        here, place = place.within(self.seen)
+    @property
+    def put(self) -> Put:
+        """How a point is put in place."""
+        return SELECTED if self.directions is None else SELECTED_ALONG
+
+    def supplied(self, arrays: Sequence[Any], where: Where, point: Any) -> Supplied:
+        """The clean value, and at which elements the point is; nowhere if the point belongs to another site.
+
+        Args:
+            arrays: The arrays that are there.
+            where: Where the program is.
+            point: The number of the point, counted from the first of this target.
+        """
+        is_there, steps = in_record(where, self.seen)
         first: Any = 0
-        for length, step in zip(self.loops, place.iteration):
+        for length, step in zip(self.loops, steps):
             first = first * length + step
         inner = int(np.prod(self.shape[len(self.loops) :], dtype=np.int64))
         at = point - first * inner
-        here = here & (at >= 0) & (at < inner)
+        is_there = is_there & (at >= 0) & (at < inner)
         if self.seen.taken is not None:  # the clean run did not compute it
             taken = self.seen.taken
-            for step in place.iteration[: jnp.ndim(taken)]:
+            for step in steps[: jnp.ndim(taken)]:
                 taken = jax.lax.dynamic_index_in_dim(taken, step, keepdims=False)
-            here = here & jnp.any(taken)
+            is_there = is_there & jnp.any(taken)
         *positions, direction = jnp.unravel_index(at, (*self.lengths, inner // int(np.prod(self.lengths, dtype=int))))
-        arrays = arrays_in(self.seen.value)
-        new = []
-        for i, (old, whole) in enumerate(zip(values, arrays)):
-            mask, own = here, jnp.ndim(old) - place.mapped(i)
+        clean = [where.slice_of(x, i, steps) for i, x in enumerate(arrays_in(self.seen.value))]
+        masks = []
+        for i, old in enumerate(arrays):
+            mask, own = is_there, jnp.ndim(old) - where.mapped(i)
             for axis, position, length in zip(self.axes, positions, self.lengths):
-                along = axis % own + place.mapped(i)
-                is_there = jnp.arange(length) == position
-                mask = mask & is_there.reshape([-1 if d == along else 1 for d in range(jnp.ndim(old))])
-            clean = place.slice_of(whole, i)
-            if self.directions is not None:
-                towards = jnp.asarray(self.directions, clean.dtype)[direction]
-                clean = old + ((clean - old) @ towards)[..., None] * towards
-            new.append(jnp.where(mask, clean, old))
-        return new
+                along = axis % own + where.mapped(i)
+                is_position = jnp.arange(length) == position
+                mask = mask & is_position.reshape([-1 if d == along else 1 for d in range(jnp.ndim(old))])
+            masks.append(jnp.broadcast_to(mask, jnp.shape(old)))
+        if self.directions is None:
+            return Supplied([clean, masks])
+        unit = jnp.asarray(self.directions)[direction]
+        units = [jnp.broadcast_to(unit.astype(x.dtype), jnp.shape(x)) for x in arrays]
+        return Supplied([clean, masks, units])
+
+
+@dataclasses.dataclass(frozen=True)
+class PointRule:
+    """The rule that puts one point of several targets in place.
+
+    Attributes:
+        targets: The targets, at different sites or calls; all with directions, or none.
+        point: The number of the point, counted from the first of the first target.
+    """
+
+    targets: Sequence[Target]
+    point: Any
+
+    def __call__(self, arrays: Sequence[Any], where: Where) -> Supplied | None:
+        """What is put at a place."""
+        start = 0
+        for target in self.targets:
+            if (target.seen.path, target.seen.call) == (where.path, where.call):
+                return target.supplied(arrays, where, self.point - start)
+            start += target.points
+        return None
+
+    def applied_to(self, f: Callable[..., Any], inside: InsideRequest | None) -> Callable[..., Any]:
+        """`f` with the point in place."""
+        paths = [target.seen.path for target in self.targets]
+        return put_by_rule(f, self, self.targets[0].put, paths=paths, inside=inside)

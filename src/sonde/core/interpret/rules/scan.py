@@ -30,9 +30,7 @@ def scan_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
     """A scan."""
     handler, body = trace.handler, params["jaxpr"]
     length, reverse = params["length"], params["reverse"]
-    xs = handler.loop_inputs(body, length, reverse)
-    if handler.counts_iterations:
-        xs = [jnp.flip(jnp.arange(length)) if reverse else jnp.arange(length), *xs]
+    xs = handler.loop_steps(length, reverse)
     steps = [_jax.mapped_type(_jax.typeof(x), length, 0) for x in xs]
     new = rewrite(body, handler, steps, length=length)
     inputs = new.inputs(handler)
@@ -68,9 +66,9 @@ class _Anchor(Rebinding):
 
     loops = 1  # how many loops are around, up to the one that is differentiated
 
-    def loop_inputs(self, body: Any, length: int, reverse: bool) -> list[Any]:
+    def loop_steps(self, length: int, reverse: bool) -> list[Any]:
         """The numbers of the iterations of a loop inside."""
-        del body, reverse
+        del reverse
         return [np.arange(length, dtype=np.int32)]
 
     def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:

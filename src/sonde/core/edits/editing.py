@@ -1,0 +1,254 @@
+"""The handler of edits: says where they apply, and supplies the arrays. `sow` applies them (`plan.py`)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde import _jax
+from sonde.core.edits.new_values import given_arrays, recorded_arrays
+from sonde.core.edits.plan import EditPlan, Step, Supply
+from sonde.core.interpret.handler import Handler
+from sonde.core.interpret.items import Extra
+from sonde.core.interpret.where import Where
+from sonde.core.marks.named_loops import Row, starred
+from sonde.core.marks.operands import operands_of
+from sonde.core.marks.path import Pattern, glob_matches
+from sonde.core.marks.site import Site, View, naming
+from sonde.core.session.caches import by_identity
+from sonde.core.session.session import with_capture_state
+from sonde.errors import EditError
+
+
+class Supplied(NamedTuple):
+    """What a rule puts at one place.
+
+    Attributes:
+        arrays: One list for each entry of `Put.kinds`, with an array for each array of the value.
+        applies: Whether anything is put there: a boolean, or a traced one; None: yes.
+    """
+
+    arrays: Sequence[Sequence[Any]]
+    applies: Any = None
+
+
+Rule = Callable[[Sequence[Any], Where], Supplied | None]
+"""What to put at a place, given the arrays that are there, which may only be used for their types if the program
+differentiates them: what is supplied is a constant. None: nothing."""
+
+
+class StepValues(NamedTuple):
+    """What belongs to a step of a plan in one run.
+
+    Attributes:
+        new: The new value or the record, if it is not a function.
+        arrays: The arrays of its functions.
+    """
+
+    new: Any
+    arrays: tuple[Any, ...]
+
+
+class Editing(Handler):
+    """Answers where edits apply, and with which arrays.
+
+    Args:
+        plan: The edits.
+        values: What belongs to each of them in this run.
+        depth: How many handlers are nested around, itself included.
+    """
+
+    counts_iterations = True
+
+    def __init__(self, plan: EditPlan, values: tuple[StepValues, ...], *, depth: int = 1) -> None:
+        patterns = tuple(step.pattern for step in plan.steps if step.pattern is not None)
+        super().__init__(None, patterns, depth=depth)
+        self.plan = plan
+        self.values = values
+        self._hit: dict[Pattern | None, set[int]] = {}  # which calls were replaced; shared with all children
+        self._by_call = any(step.is_by_call for step in plan.steps)
+        if not plan.has_rules:  # what a rule supplies may be of this run alone
+            leaves, tree = jax.tree.flatten(values)
+            fixed = tuple(by_identity(x) for x in leaves if not is_argument(x))
+            types = tuple(_jax.plain_type_of(x) if is_argument(x) else None for x in leaves)
+            self.key: Hashable = ("edit", plan, by_identity(tree), fixed, types, depth)
+
+    @property
+    def rule(self) -> Any:
+        """The rule, if that is what says what to put."""
+        return self.values[0].new if self.plan.has_rules else None
+
+    def entering(self, length: int | None = None) -> Self:
+        """The handler whose child is about to run."""
+        new = super().entering(length)
+        if new.named_loops and self.outside is not None:
+            new.key = None  # what functions of the edit mark has the rows of this run
+        elif new.key is not None and length is not None:
+            new.key = (new.key, length, new._named_at)
+        return new
+
+    def arrays(self) -> list[Any]:
+        """The arrays of the edits."""
+        return [jnp.asarray(x) for x in jax.tree.leaves(self.values) if is_argument(x)]
+
+    def with_arrays(self, arrays: Sequence[Any]) -> Self:
+        """The handler with other arrays."""
+        new, remaining = self.__copy__(), iter(arrays)
+        new.values = jax.tree.map(lambda x: next(remaining) if is_argument(x) else x, self.values)
+        return new
+
+    def carried(self) -> list[Any]:
+        """The traced values that the handler holds."""
+        return [*super().carried(), *[x for x in jax.tree.leaves(self.values) if isinstance(x, _jax.Tracer)]]
+
+    def carrying(self, values: Sequence[Any]) -> Self:
+        """A handler with these values in place of those that `carried` returned."""
+        n = len(super().carried())
+        new, remaining = super().carrying(values[:n]), iter(values[n:])
+        new.values = jax.tree.map(lambda x: next(remaining) if isinstance(x, _jax.Tracer) else x, self.values)
+        return new
+
+    def calls(self) -> Any:
+        """How often each site ran, if an edit depends on that."""
+        return tuple(sorted(self.counts.items())) if self._by_call else None
+
+    def calls_since(self, calls: Any) -> Any:
+        """How often each site has run since then, and which calls were replaced so far."""
+        before = dict(calls or ())
+        more = {path: n - before.get(path, 0) for path, n in self.counts.items()} if self._by_call else {}
+        return more, {pattern: frozenset(numbers) for pattern, numbers in self._hit.items()} if self._by_call else {}
+
+    def count_again(self, since: Any) -> None:
+        """Counts what a program that was rewritten before has in it."""
+        more, replaced = since
+        for path, n in more.items():
+            for _ in range(n):
+                self.counts.next(path)
+        for pattern, numbers in replaced.items():
+            self._hit.setdefault(pattern, set()).update(numbers)
+
+    def finish(self) -> None:
+        """Raises an error for a pattern, or a call number, that matched nothing."""
+        super().finish()
+        for step in self.plan.steps:
+            missed = set(step.calls or ()) - self._hit.get(step.pattern, set())
+            if missed and step.pattern is not None:
+                most = max(self._hit_counts(step.pattern), default=0)
+                raise EditError(
+                    f"edit of {step.pattern!r}: it names call {sorted(missed)}, counted from 0, but the site runs "
+                    f"{most} times"
+                )
+
+    def _hit_counts(self, pattern: Pattern) -> list[int]:
+        return [n for path, n in self.counts.items() if not isinstance(pattern, str) or glob_matches(pattern, path)]
+
+    def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Extra, Any]) -> None:
+        """Raises an error if an edit chooses a value that the program continues with whatever is put there."""
+        del arrays, extras
+        if not site.in_place or not view.is_value or not self.patterns:
+            return
+        call = self.counts.next(path)
+        chosen = self.chosen(site, path)
+        for step in self.plan.steps:
+            if step.pattern in chosen and (step.calls is None or call in step.calls):
+                instead = "edit an array that it is made of, or that is computed from it"
+                if site.depths is None:
+                    instead = "use `sonde.sow` and its result there, or edit the output of a method"
+                raise EditError(f"edit of {path!r} ({site.source}): {site.why_in_place}; {instead}")
+
+    def supply(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
+        """Answers what a site asks of this edit: for each step whether it applies, and its arrays."""
+        supply = site.supply
+        if supply.plan is not self.plan or not self.sees(site):
+            return super().supply(args, site, view)
+        arrays = operands_of(args, site, view).arrays
+        names = _jax.names_since(self._names_before)
+        path, _ = starred(self.here(names) + site.path, self.named_loops)
+        self._within_here = self._within(names)
+        call = -1 if supply.run == "again" else self.counts.next(path)
+        where = self.where(site, path, view, call)
+        chosen = self.chosen(site, path)
+        answer: list[Any] = []
+        for number in supply.numbers:
+            step = self.plan.steps[number]
+            if supply.run == "again" and step.is_by_call:
+                raise EditError(
+                    f"edit of {path!r} ({site.source}): it depends on the call, but the site is in a while_loop that "
+                    "jax.checkpoint computes again; edit all calls, or leave out jax.checkpoint"
+                )
+            is_chosen = step.pattern is None or step.pattern in chosen
+            new = self._answer(supply, number, arrays, where) if is_chosen else None
+            answer += Supply(self.plan, (number,)).nothing(arrays, view) if new is None else new
+        return answer
+
+    def _answer(self, supply: Supply, number: int, arrays: list[Any], where: Where) -> list[Any] | None:
+        """Whether a step that chooses the site applies in this iteration, and its arrays; None if it does not."""
+        step, values = self.plan.steps[number], self.values[number]
+        if step.calls is not None and where.call not in step.calls:
+            return None
+        conditions: list[Any] = []
+        supplied: Sequence[Sequence[Any]] = ()
+        if step.kind == "rule":
+            if step.paths is not None and not step.paths.have(where.path):
+                return None
+            with with_capture_state(None):
+                from_rule = values.new(arrays, where)
+            if from_rule is None:
+                return None
+            supplied, conditions = from_rule.arrays, [from_rule.applies]
+        else:
+            self._hit.setdefault(step.pattern, set()).add(where.call)
+            if number in supply.failures:
+                raise supply.failures[number]
+            rows = self._rows(step, values, where)
+            if number in supply.names:
+                supply.names[number].rows = frozenset(rows) if where.named else None
+            conditions.append(where.is_in(rows) if where.named else None)
+            if step.iterations is not None:
+                conditions.append(self._is_now(step.iterations, where))
+            if step.kind == "record":
+                new, taken = recorded_arrays(values.new, arrays, where.in_rows(rows))
+                conditions.append(taken)
+                supplied = [new]
+            elif step.kind == "value":
+                supplied = [given_arrays(values.new, arrays, where.in_rows(rows))]
+        conditions = [condition for condition in conditions if condition is not None]
+        applies: Any = functools.reduce(jnp.logical_and, conditions) if conditions else np.bool_(True)
+        if step.may_be_absent:
+            shape = tuple(axis.size for axis in where.view.axes)
+            applies = jnp.broadcast_to(applies, shape) if shape else applies
+        return [applies, *[x for group in supplied for x in group], *values.arrays]
+
+    def _rows(self, step: Step, values: StepValues, where: Where) -> list[Row]:
+        """The rows of the named loops around a site that an edit applies to."""
+        rows = self.rows_at(where.site, where.path, [step.pattern]) if where.named and step.pattern is not None else []
+        if step.kind == "record":  # it may have been recorded for some rows only
+            recorded = next(call.value.view for call, _ in values.new.calls() if call.value.view.is_value)
+            rows = [row for row in rows if recorded.has_row(row)]
+        return rows
+
+    def _is_now(self, iterations: Any, where: Where) -> Any:
+        site = where.site
+        if not where.loops:
+            raise EditError(f"edit of {site.path!r} ({site.source}): it names iterations, but the site is in no loop")
+        own = [loop for i, loop in enumerate(where.loops) if i not in where.named] or list(where.loops)
+        if callable(iterations):
+            with naming(site, "the iterations of an edit"):
+                return jnp.asarray(iterations(*(loop.index for loop in own)), bool)
+        length = own[-1].length
+        if length is not None and (beyond := [n for n in iterations if n >= length]):
+            raise EditError(
+                f"edit of {site.path!r} ({site.source}): it names iteration {beyond}, counted from 0, but the loop has "
+                f"{length}"
+            )
+        return jnp.isin(own[-1].index, jnp.asarray(sorted(iterations)))
+
+
+def is_argument(leaf: Any) -> bool:
+    """Whether a part of an edit is an argument of compiled programs."""
+    return isinstance(leaf, (jax.Array, np.ndarray, np.generic, float)) or type(leaf) is int
