@@ -187,7 +187,7 @@ def test_values_of_other_runs_in_a_program_that_differentiates():
     energy = lambda x: (sow(jnp.sin(x), "h") ** 3).sum()
     f = lambda x: jax.grad(lambda x: energy(x) + x @ x)(x)
     clean, corrupt = X, X * 0.5
-    sweep = patch_sweep(f, clean, corrupt, "h", lambda g: g @ g, axis=-1)
+    sweep = patch_sweep(f, "h", metric=lambda g: g @ g, axis=-1)(clean, corrupt)
     for i in range(4):
         fixed = jnp.sin(clean)[i]
         hand = jax.grad(lambda x, i=i, fixed=fixed: (jnp.sin(x).at[i].set(fixed) ** 3).sum() + x @ x)(corrupt)
@@ -196,7 +196,7 @@ def test_values_of_other_runs_in_a_program_that_differentiates():
     def two(x):
         return jax.grad(lambda x: (sow(sow(jnp.sin(x), "a") * x, "b") ** 2).sum())(x)
 
-    paths = patch_paths(two, clean, corrupt, "a", "b", lambda g: g @ g)
+    paths = patch_paths(two, "a", "b", metric=lambda g: g @ g)(clean, corrupt)
     b = jnp.sin(clean) * corrupt
     hand = jax.grad(lambda x: (b**2).sum())(corrupt)
     np.testing.assert_allclose(paths.scores["a", "b"], hand @ hand, atol=1e-6)

@@ -278,7 +278,18 @@ def _plan_of(edits: Mapping[Pattern, Edit]) -> tuple[EditPlan, tuple[StepValues,
         calls: Any = wanted.calls  # tuples, since `Edit` has checked them
         positions: Any = wanted.positions
         steps.append(
-            Step(pattern, kind, calls, wanted.iterations, positions, wanted.position_axis, function, gradient, absent, put)
+            Step(
+                pattern,
+                kind,
+                calls,
+                wanted.iterations,
+                positions,
+                wanted.position_axis,
+                function,
+                gradient,
+                absent,
+                put,
+            )
         )
         values.append(StepValues(new, (*arrays, *more)))
     return EditPlan.of(steps), tuple(values)
