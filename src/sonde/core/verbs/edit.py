@@ -277,20 +277,8 @@ def _plan_of(edits: Mapping[Pattern, Edit]) -> tuple[EditPlan, tuple[StepValues,
         gradient, more = (None, []) if wanted.grad is None else hoist(wanted.grad)
         calls: Any = wanted.calls  # tuples, since `Edit` has checked them
         positions: Any = wanted.positions
-        steps.append(
-            Step(
-                pattern,
-                kind,
-                calls,
-                wanted.iterations,
-                positions,
-                wanted.position_axis,
-                function,
-                gradient,
-                absent,
-                put,
-            )
-        )
+        when = (calls, wanted.iterations, positions, wanted.position_axis)
+        steps.append(Step(pattern, kind, *when, function, gradient, absent, put))
         values.append(StepValues(new, (*arrays, *more)))
     return EditPlan.of(steps), tuple(values)
 
