@@ -1,13 +1,13 @@
-"""The page in a real browser: Chromium without a window, driven by its driver (Debian: chromium, chromium-driver).
+"""The page in a real browser.
 
 Run by `make test-browser`. Where there is no browser these tests fail, and say what is missing.
 """
 
-import shutil
 import statistics
 import urllib.parse
 
 import pytest
+from tests.chromium import chromium, set_size
 from tests.report import pages
 
 pytestmark = pytest.mark.browser
@@ -15,25 +15,10 @@ pytestmark = pytest.mark.browser
 WIDE, NARROW = (1400, 1000), (400, 800)
 
 
-def program(*names):
-    found = next(filter(None, map(shutil.which, names)), None)
-    assert found, f"none of {', '.join(names)} is installed: on Debian, apt-get install chromium chromium-driver"
-    return found
-
-
 @pytest.fixture(scope="module")
 def driver():
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = program("chromium", "chromium-browser", "google-chrome")
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    service = webdriver.ChromeService(program("chromedriver"))
-    with webdriver.Chrome(options=options, service=service) as chrome:
-        chrome.set_script_timeout(60)
-        yield chrome
+    with chromium() as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +41,7 @@ class Browser:
         self.driver, self.written = driver, written
 
     def open(self, name, *, size=WIDE, scheme="light", path=""):
-        command = self.driver.execute_cdp_cmd
-        metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": False}
-        command("Emulation.setDeviceMetricsOverride", metrics)
-        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-        command("Emulation.setEmulatedMedia", media)
+        set_size(self.driver, *size, scheme=scheme)
         self.driver.get("about:blank")
         anchor = "#" + urllib.parse.quote(path, safe="") if path else ""
         self.driver.get(self.written[name].as_uri() + anchor)
