@@ -60,22 +60,27 @@ class Lab:
 
     def open(self, name: str, *, theme: str = "JupyterLab Light") -> None:
         """Opens a new, empty notebook."""
-        self.set_theme(theme)
+        self.set("apputils-extension:themes", {"theme": theme, "adaptive-theme": False})
         empty = {"cell_type": "code", "metadata": {}, "source": "", "outputs": [], "execution_count": None}
         kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
         notebook = {"cells": [empty], "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 4}
         (self.folder / name).write_text(json.dumps(notebook))
+        self.set("apputils-extension:notification", {"fetchNews": "false", "checkForUpdates": False})
         self.driver.get(f"{self.address}/lab/tree/{name}?token={TOKEN}&reset")
         self.cells = 0
         self.until(lambda: self.all(".jp-Notebook .jp-CodeCell .cm-content"), "the notebook")
         self.until(lambda: self.js("return !document.querySelector('#jupyterlab-splash')"), "the end of the splash")
         # The kernel is ready when JupyterLab says that it is idle.
         self.until(lambda: self.all("[data-status='idle']"), "an idle kernel")
+        if any(side.is_displayed() for side in self.all("#jp-left-stack")):
+            from selenium.webdriver.common.keys import Keys
 
-    def set_theme(self, theme: str) -> None:
-        """JupyterLab's own theme."""
-        data = json.dumps({"raw": json.dumps({"theme": theme, "adaptive-theme": False})}).encode()
-        url = f"{self.address}/lab/api/settings/@jupyterlab/apputils-extension:themes?token={TOKEN}"
+            self.keys(Keys.CONTROL, "b")  # the list of files is not needed
+
+    def set(self, plugin: str, settings: dict[str, Any]) -> None:
+        """Changes settings of JupyterLab."""
+        data = json.dumps({"raw": json.dumps(settings)}).encode()
+        url = f"{self.address}/lab/api/settings/@jupyterlab/{plugin}?token={TOKEN}"
         headers = {"Authorization": f"token {TOKEN}", "Content-Type": "application/json"}
         with urllib.request.urlopen(urllib.request.Request(url, data, headers, method="PUT"), timeout=30) as answer:
             assert answer.status in (200, 204)
@@ -149,12 +154,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     places = {f"JUPYTER_{kind}_DIR": str(folder / kind) for kind in ("CONFIG", "RUNTIME")}
     places |= {"JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"), "IPYTHONDIR": str(folder / "ipython")}
     options = ["--no-browser", "--allow-root", f"--ServerApp.root_dir={notebooks}", f"--ServerApp.port={port}"]
-    options += [
-        f"--IdentityProvider.token={TOKEN}",
-        "--LabApp.news_url=None",
-        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-        "--expose-app-in-browser",
-    ]
+    options += [f"--IdentityProvider.token={TOKEN}"]
     address = f"http://127.0.0.1:{port}"
     with (folder / "log").open("w") as log:
         server = subprocess.Popen(
@@ -206,7 +206,7 @@ def test_the_tree_opens_and_shows_pictures(notebook: Lab) -> None:
     groups = shown.find_elements("css selector", "details")
     assert len(groups) >= 6
     notebook.picture(cell, "records")
-    leaf = next(d for d in groups if d.find_elements("css selector", ":scope > div img"))
+    leaf = next(d for d in groups if d.find_elements("css selector", ":scope > div > figure"))
     image = leaf.find_element("css selector", "img")
     assert not image.is_displayed()
     leaf.find_element("css selector", "summary").click()

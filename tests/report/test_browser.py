@@ -96,6 +96,14 @@ def test_a_link_to_a_site_opens_it(browser):
     assert browser.open("troubled", path="blocks/3/out").shown == "blocks/3/out"
 
 
+def test_a_link_to_a_site_opens_it_after_the_page_was_loaded(browser):
+    page = browser.open("troubled", path="blocks/3/out")
+    page.js("location.hash = encodeURIComponent('blocks/2/out')")
+    page.until(lambda: page.shown == "blocks/2/out")
+    page.js("location.hash = 'findings'")  # a part of the page, not a site
+    assert page.shown == "blocks/2/out"
+
+
 def test_statistics_histograms_and_gradients(browser):
     page = browser.open("troubled", path="blocks/2/out")
     assert page.texts("#site .sides h3") == ["Value", "Gradient"]

@@ -40,6 +40,24 @@ def page(data: dict[str, Any]) -> str:
     return _PARTS.sub(lambda found: parts[found[1]], _asset("page.html"))
 
 
+def framed(text: str, instead: str) -> str:
+    """The page inside the output of a notebook.
+
+    The page has its own frame, so that its styles and those of the notebook cannot meet, and without the rights of the
+    notebook. Where frames are taken out, as on GitHub, the other text is left.
+
+    Args:
+        text: The page.
+        instead: HTML that says the same without a script.
+    """
+    source = html.escape(text, quote=True)
+    style = "width:100%;height:720px;border:1px solid rgba(128,128,128,.4);resize:vertical"
+    return (
+        f'<iframe title="report" sandbox="allow-scripts" loading="lazy" style="{style}" srcdoc="{source}"></iframe>'
+        f'<details><summary style="cursor:pointer">as text</summary>{instead}</details>'
+    )
+
+
 def script_safe(data: Any) -> str:
     r"""JSON that is safe inside a script element.
 

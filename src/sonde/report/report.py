@@ -142,8 +142,9 @@ class Report:
 
     def _repr_html_(self) -> str:
         from sonde.core import in_notebook
+        from sonde.report.page import framed, page
 
-        return in_notebook(self)
+        return framed(page(self.to_json()), in_notebook(self))
 
     def __rich__(self) -> Any:
         from sonde.report.terminal import shown

@@ -30,7 +30,8 @@ function select(path, { move = true } = {}) {
   tree.mark(path);
   showLayer(path);
   if (!move) return;
-  history.replaceState(null, "", `#${encodeURIComponent(path)}`);
+  // The output of a notebook is a page without an address.
+  if (location.protocol !== "about:") history.replaceState(null, "", `#${encodeURIComponent(path)}`);
   $("site-title").focus({ preventScroll: true });
   section.scrollIntoView({ block: "start" });
 }
@@ -52,6 +53,15 @@ function showLayer(path) {
 function layerOf(path, family) {
   const at = family.split("/").indexOf("*");
   return path.split("/")[at] ?? path;
+}
+
+// The site that the address names; empty if it names none.
+function askedPath() {
+  try {
+    return decodeURIComponent(location.hash.slice(1));
+  } catch {
+    return ""; // a hand-made address
+  }
 }
 
 function badge(severity) {
@@ -222,12 +232,8 @@ function start() {
     const path = $("site-title").textContent;
     if (!$("site").hidden) select(path, { move: false });
   });
-  let asked = "";
-  try {
-    asked = decodeURIComponent(location.hash.slice(1));
-  } catch {
-    asked = ""; // a hand-made address
-  }
+  addEventListener("hashchange", () => byPath.has(askedPath()) && select(askedPath()));
+  const asked = askedPath();
   const flagged = data.findings.map((f) => f.path).find((path) => byPath.has(path));
   if (byPath.has(asked)) select(asked);
   else if (byPath.size) select(flagged || byPath.keys().next().value, { move: false });
