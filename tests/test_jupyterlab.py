@@ -318,6 +318,7 @@ def test_a_report_is_its_page(notebook: Lab) -> None:
     try:
         notebook.until(lambda: "not finite" in notebook.driver.find_element("css selector", "body").text, "the page")
         assert notebook.driver.find_elements("css selector", "#tree, #flow")
+        assert "In[2]:1" in notebook.driver.find_element("css selector", "body").text  # the cell, not a file
     finally:
         notebook.driver.switch_to.default_content()
 

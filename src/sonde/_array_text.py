@@ -27,13 +27,18 @@ def describe(x: Any) -> str:
 def short_place(source: str) -> str:
     """A line of a file without the folder, as in `model.py:7`; of a cell of a notebook, as in `In[2]:7`."""
     filename, colon, line = source.rpartition(":")
+    return f"{cell_of(filename) or filename.rpartition('/')[2]}{colon}{line}"
+
+
+def cell_of(filename: str) -> str | None:
+    """The cell of a notebook that code with this file name was typed in, as in `In[2]`; None if it was in none."""
     in_prompt = re.match(r"<ipython-input-(\d+)-", filename)
     if in_prompt:
-        return f"In[{in_prompt[1]}]{colon}{line}"
+        return f"In[{in_prompt[1]}]"
     # The cells of Jupyter have the names of files that do not exist; IPython knows their numbers.
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     named = getattr(getattr(shell, "compile", None), "format_code_name", lambda name: None)(filename)
-    return f"{named[1] if named else filename.rpartition('/')[2]}{colon}{line}"
+    return named[1] if named else None
 
 
 def size_and_bytes(tree: Any) -> tuple[int, int]:

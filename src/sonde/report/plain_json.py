@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from sonde._array_text import cell_of
+
 DIGITS = 6
 """How many significant digits of a number are written."""
 
@@ -55,6 +57,8 @@ def place(source: str) -> str:
         ('<cell>:3', 'model.py:7')
     """
     filename, colon, line = source.rpartition(":")
+    if cell := cell_of(filename):
+        return f"{cell}{colon}{line}"
     if not os.path.isabs(filename):
         return source
     folders = sorted({os.path.abspath(folder) for folder in (*sys.path, os.getcwd())}, key=len, reverse=True)
