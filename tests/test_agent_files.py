@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -10,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+from tests.site_hooks import site_hook
 from tests.test_documents import ROOT, agrees, examples_of, page_module, run
 
 SKILL = ROOT / "skills" / "sonde" / "SKILL.md"
@@ -18,15 +18,7 @@ SKILL = ROOT / "skills" / "sonde" / "SKILL.md"
 @pytest.fixture(scope="module")
 def llms() -> ModuleType:
     """The hook of the site that writes `llms.txt`."""
-    path = ROOT / "docs" / "hooks" / "llms.py"
-    spec = importlib.util.spec_from_file_location("llms_hook", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    import sys
-
-    sys.modules["llms_hook"] = module
-    spec.loader.exec_module(module)
-    return module
+    return site_hook("llms")
 
 
 def test_the_examples_of_the_skill_run() -> None:

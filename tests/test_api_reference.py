@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import re
-from pathlib import Path
-from types import ModuleType
 
 import pytest
+from tests.site_hooks import site_hook
 
 import sonde
 
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def load_hook() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("api_reference", ROOT / "docs" / "hooks" / "api_reference.py")
-    assert spec and spec.loader
-    hook = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hook)
-    return hook
-
-
-hook = load_hook()
+hook = site_hook("api_reference")
 
 
 @pytest.mark.parametrize("name", hook.MODULES)
