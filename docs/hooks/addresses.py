@@ -1,6 +1,6 @@
 """Where the repository and the site are: `[tool.sonde]` in pyproject.toml, and nowhere else.
 
-While they are empty nothing links to them. Once they are set, the site has a link to the repository and notebooks open in
+While they are empty nothing links to them. Once they are set, the site has a link to the repository, notebooks open in
 Colab, and the package has project links and a README whose links and pictures work on the package index.
 """
 
@@ -45,7 +45,7 @@ class Addresses:
         return f"https://colab.research.google.com/github/{found[1]}/blob/main/{path}" if found else ""
 
     def absolute(self, text: str, version: str) -> str:
-        """Markdown whose relative links lead to the files of a version in the repository, and pictures to their bytes."""
+        """Markdown whose relative links lead to the files of a version in the repository."""
         if not self.repository:
             return text
 
