@@ -21,3 +21,10 @@ from sonde._renames import MODULES
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
 
 forward_moved_modules(MODULES)
+
+
+def load_ipython_extension(shell: object) -> None:
+    """Called by `%load_ext sonde`: adds the magic `%%sonde`."""
+    from sonde.cli.notebook import load
+
+    load(shell)

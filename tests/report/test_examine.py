@@ -377,7 +377,9 @@ def test_terminal_is_not_flooded():
 
 
 def test_terminal_says_when_all_is_well():
-    assert "Nothing wrong was found." in text_of(examine(lambda x: sonde.sow(x, "h"))(jnp.arange(3.0)))
+    text = text_of(examine(lambda x: sonde.sow(x, "h"))(jnp.arange(3.0)))
+    assert "Nothing wrong was found." in text
+    assert "Looked at: 1 site for NaN, scale and units. No gradients were looked at." in text
 
 
 def test_repr_is_short():

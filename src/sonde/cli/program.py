@@ -17,6 +17,7 @@ from sonde.cli.harvest import harvest
 from sonde.cli.mcp import mcp
 from sonde.cli.nonfinite import nonfinite
 from sonde.cli.repair import repair
+from sonde.cli.replay import replay
 from sonde.cli.report import report
 from sonde.cli.run import run
 from sonde.cli.sites import sites
@@ -63,6 +64,7 @@ def sonde_command(quiet: bool) -> None:
 
 _COMMANDS = (
     run,
+    replay,
     report,
     sites,
     summarize,

@@ -12,7 +12,7 @@ import functools
 import runpy
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,11 +21,15 @@ import jax
 import jax.numpy as jnp
 
 from sonde import _jax
+from sonde.errors import NoSuchSiteError
 from sonde.tools.numerics.nonfinite import first_nonfinite
+from sonde.tools.training.monitor import monitor
+from sonde.tools.training.writers import Writer
 
 if TYPE_CHECKING:
     from sonde import NonFinite
 
+_MONITORED = ("mean", "std", "norm", "nonfinite")
 _MOST_SEARCHES = 3  # for one function whose results hold intended Infs
 
 
@@ -51,13 +55,15 @@ class Watch:
 
     Attributes:
         found: What was found.
-        place: The call that it was found in, in words.
+        found_in: The call that it was found in.
+        place: The same in words.
         failed: The last call that raised, with the exception.
         calls: How many calls were watched.
     """
 
-    def __init__(self, every: int, inside: Any = None) -> None:
+    def __init__(self, every: int, inside: Sequence[str] | None = None, writer: Writer | None = None) -> None:
         self.found: NonFinite | None = None
+        self.found_in: _Call | None = None
         self.place = ""
         self.failed: tuple[_Call, Exception] | None = None
         self.calls = 0
@@ -66,20 +72,26 @@ class Watch:
         self._pending: collections.deque[_Call] = collections.deque()
         self._searches: collections.Counter[int] = collections.Counter()
         self._numbers: collections.Counter[int] = collections.Counter()
-        self._searching = False
+        self._is_busy = False
+        self._writer = writer
+        self._monitored: dict[int, Callable[..., Any]] = {}
+        self._flushes: list[Callable[[], Any]] = []
 
     def call(self, f: Callable, donates: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a jitted function."""
-        if self._searching or _jax.current_trace() is not _jax.eval_trace:
+        if self._is_busy or _jax.current_trace() is not _jax.eval_trace:
             return f(*args, **kwargs)
         number = self._numbers[id(f)]
         self._numbers[id(f)] += 1
         kept_args, kept_kwargs = jax.tree.map(_copy, (args, kwargs)) if donates else (args, kwargs)
         try:
-            result = f(*args, **kwargs)
+            self._is_busy = True  # what is called meanwhile is part of this call, or of a capture of it
+            result = self._function(f)(*args, **kwargs)
         except Exception as error:
             self.failed = _Call(f, kept_args, kept_kwargs, None, number), error
             raise
+        finally:
+            self._is_busy = False
         self.calls += 1
         if self._searches[id(f)] < _MOST_SEARCHES:
             floats = [x for x in jax.tree.leaves(result) if isinstance(x, jax.Array) and _is_float(x)]
@@ -104,29 +116,57 @@ class Watch:
     def _search(self, call: _Call) -> bool:
         """Whether a call has computed something that is not finite; what it was given or holds as a constant is not."""
         self._searches[id(call.f)] += 1
-        self._searching = True
+        self._is_busy = True
         try:
             found = first_nonfinite(call.f, inside=self._inside)(*call.args, **call.kwargs)
         finally:
-            self._searching = False
+            self._is_busy = False
         if found is None or found.operation in ("argument", "constant"):
             return False
-        self.found, self.place = found, str(call)
+        self.found, self.found_in, self.place = found, call, str(call)
         return True
+
+    def _function(self, f: Callable[..., Any]) -> Callable[..., Any]:
+        """A jitted function, or the same with its sites monitored; a function without sites stays as it is."""
+        if self._writer is None:
+            return f
+        if id(f) not in self._monitored:
+            writer, name = self._writer, getattr(f, "__name__", "jitted")
+
+            def write(step: int, numbers: Mapping[str, float]) -> None:
+                writer(step, {f"{name}/{path}": number for path, number in numbers.items()})
+
+            monitored = monitor(f, {"**": _MONITORED}, every=self._every, to=write, inside=self._inside)
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    return monitored(*args, **kwargs)
+                except NoSuchSiteError:  # nothing is marked in it
+                    self._monitored[id(f)] = f
+                    return f(*args, **kwargs)
+
+            self._monitored[id(f)] = call
+            self._flushes.append(monitored.flush)
+        return self._monitored[id(f)]
+
+    def flush(self) -> None:
+        """Writes the statistics that are still on their way."""
+        for flush in self._flushes:
+            flush()
 
     def explain_failure(self, error: BaseException) -> None:
         """Searches the call behind an exception that has ended the script."""
         causes = {id(e) for e in _chain(error)}
         if self.failed is not None and any(id(e) in causes for e in _chain(self.failed[1])):
-            self._searching = True
+            self._is_busy = True
             try:
                 call = self.failed[0]
-                self.place = str(call)
+                self.found_in, self.place = call, str(call)
                 self.found = first_nonfinite(call.f, inside=self._inside)(*call.args, **call.kwargs)
             except Exception:
                 self.found = None
             finally:
-                self._searching = False
+                self._is_busy = False
         else:
             with suppress(Stopped):
                 self.look()
@@ -215,4 +255,5 @@ def run_script(script: str, args: Sequence[str], *, is_module: bool, watch: Watc
         return error
     finally:
         sys.argv, sys.path[:] = before
+        watch.flush()
     return None

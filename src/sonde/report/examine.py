@@ -10,15 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde._renames import accepts_old_keywords
-from sonde.core import Pattern, check_callable, check_pattern, inside_request, wrapped_like
+from sonde.core import InsideRequest, Pattern, check_callable, check_pattern, inside_request, wrapped_like
 from sonde.errors import SondeError
+from sonde.report.arguments import examined_arguments
 from sonde.report.failure import Failure, failure
 from sonde.report.findings import find
+from sonde.report.findings.nonfinite import has_bad_values
 from sonde.report.record_run import Watched, watch
 from sonde.report.report import Report
 from sonde.report.site_data import examined
 from sonde.tools.execution.record_values import on_host
-from sonde.tools.numerics.events import events_of
+from sonde.tools.numerics.nonfinite import NonFinite, first_nonfinite
 from sonde.tools.numerics.summarize import Summary
 from sonde.tools.reading.token_labels import words
 
@@ -78,6 +80,9 @@ def examine(
 
     def run(*args: Any, **kwargs: Any) -> Report:
         say("running the program", 0.0)
+        arguments = examined_arguments(f, args, kwargs, asked)
+        # The program may put new arrays into its arguments; a search afterwards must start from the old ones.
+        leaves, structure = jax.tree.flatten((args, kwargs))
         seen = watch(f, wanted, args, kwargs, grads=grads, inside=asked)
         failed = None
         if seen.error is not None:
@@ -86,12 +91,18 @@ def examine(
         say("reading what was seen", 0.7)
         sites, rows = examined(on_host(seen.records, "examine"))
         say("looking for trouble", 0.9)
-        events = events_of(seen.items)
-        findings = find(sites, events, failed=failed is not None, finite_result=_is_finite(seen.result))
+        is_finite = _is_finite(seen.result)
+        origin = None
+        if not is_finite or seen.error is not None or any(map(has_bad_values, sites)):
+            say("looking for the operation that is to blame", 0.92)
+            origin = _origin(f, *jax.tree.unflatten(structure, leaves), asked)
+        findings = find(sites, origin, arguments, failed=failed is not None, finite_result=is_finite)
         if failed is not None:
             findings = (failed.finding, *findings)
         say("done", 1.0)
-        return Report(name, findings, tuple(sites), Summary(rows), failed, seen.result, tokens=read)
+        return Report(
+            name, findings, tuple(sites), Summary(rows), failed, seen.result, tokens=read, arguments=arguments
+        )
 
     return wrapped_like(run, f)
 
@@ -107,10 +118,10 @@ def _again(
     except SondeError:  # a pattern matches nothing now that the program runs to its end: keep the first run
         second = first
     if second.error is None:
-        return second, failure(first.error, _last_site(first), only_compiled=True)
-    best = second if len(second.items) >= len(first.items) else first
+        return second, failure(first.error, first.last_site, only_compiled=True)
+    best = second if len(second.records) >= len(first.records) else first
     assert best.error is not None
-    return best, failure(best.error, _last_site(best), only_compiled=False)
+    return best, failure(best.error, best.last_site, only_compiled=False)
 
 
 def _is_finite(result: Any) -> bool:
@@ -120,6 +131,11 @@ def _is_finite(result: Any) -> bool:
     return all(bool(jnp.isfinite(x).all()) for x in floats)
 
 
-def _last_site(seen: Watched) -> str:
-    events = events_of(seen.items)
-    return events[-1].path if events else ""
+def _origin(
+    f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], inside: InsideRequest | None
+) -> NonFinite | None:
+    """The operation that made the first value that is not finite; None if that cannot be told."""
+    try:
+        return first_nonfinite(f, inside=inside, discarded=True)(*args, **kwargs)
+    except Exception:  # what the program raises is reported already
+        return None

@@ -12,6 +12,7 @@ import jax
 from sonde._atomic_files import replaced_file
 from sonde._renames import accepts_old_keywords
 from sonde._version import __version__
+from sonde.report.arguments import Argument
 from sonde.report.budget import fitting
 from sonde.report.failure import Failure
 from sonde.report.findings.depth import families
@@ -43,6 +44,7 @@ class Report:
         result: What the program returned; None if it failed.
         panels: The panels added with `add`.
         tokens: Labels of the positions, for pictures in which positions are rows or columns.
+        arguments: The weights and inputs that the program was given.
     """
 
     title: str
@@ -53,12 +55,28 @@ class Report:
     result: Any = None
     panels: list[Panel] = dataclasses.field(default_factory=list)
     tokens: tuple[str, ...] = ()
+    arguments: tuple[Argument, ...] = ()
     made: str = dataclasses.field(default_factory=lambda: f"{datetime.datetime.now():%Y-%m-%d %H:%M}")
 
     @property
     def result_failed(self) -> bool:
         """Whether the program failed."""
         return self.failure is not None
+
+    @property
+    def checked(self) -> str:
+        """What the findings are about, in one sentence; what is not named was not looked at."""
+        parts = [f"{counted(len(self.paths), 'site')} for NaN, scale and units"]
+        with_gradients = len({site.path for site in self.sites if site.gradients})
+        parts += [f"the gradients of {with_gradients}"] if with_gradients else []
+        weights = sum(argument.is_weight for argument in self.arguments)
+        inputs = len(self.arguments) - weights
+        parts += [
+            f"{counted(weights, 'parameter')} against {'their families' if weights > 1 else 'its family'}"
+        ] * bool(weights)
+        parts += [f"the scale of {counted(inputs, 'input')}"] * bool(weights and inputs)
+        without = "" if with_gradients else " No gradients were looked at."
+        return f"Looked at: {', '.join(parts)}.{without}"
 
     @property
     def pictures(self) -> tuple[Picture, ...]:
@@ -109,6 +127,7 @@ class Report:
                 | {"source": place(f.source)}
                 for f in self.findings
             ],
+            "checked": self.checked,
             "failure": None
             if failed is None
             else {

@@ -145,7 +145,7 @@ def examined(records: Records) -> tuple[list[Examined], list[Row]]:
                 of_part.setdefault(part, _Gathered(seen, i))
             if not seen.types:
                 of_part.setdefault("", _Gathered(seen, -1))
-            for i, steps in _steps(seen, stats[1], stats[2]):
+            for i, steps in _steps(seen, *stats):
                 gathered = of_part[seen.parts[i]]
                 rows += [step.row for step in steps]
                 if not seen.gradient:

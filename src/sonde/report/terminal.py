@@ -34,7 +34,7 @@ def shown(report: Report) -> Any:
     head.append(f"  {counted(len(report.paths), 'site')}", style="dim")
     parts: list[Any] = [head, Text()]
     if not report.findings:
-        parts.append(Text("Nothing wrong was found.", style="green"))
+        parts += [Text("Nothing wrong was found.", style="green"), Text(report.checked, style="dim")]
     for f in report.findings[:_MOST_FINDINGS]:
         style, word = _MARKS[f.severity]
         line = Table.grid(padding=(0, 1, 0, 0))

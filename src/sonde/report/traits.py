@@ -26,8 +26,12 @@ NEARLY_ZERO = 0.01
 """The number below which the output of a sigmoid counts as saturated."""
 FLAT = 1e-4
 """How far, relative to the mean, the weights of a row of attention may differ and still be called equal."""
+UNIT = 0.1
+"""How far from one the rms of a row may be and still count as normalized."""
 _SUM = 0.02  # how far from one the sum of a row of half precision weights may be
+_CANCELED = 1e-3  # how large a sum may be, relative to the sum of magnitudes, to count as zero
 _KEYS = 4096  # longer rows are not treated as attention
+_MOST_AXES = 4  # of which a softmax is looked for: batch, heads, queries, keys
 
 
 def traits(array: Any) -> dict[str, Any]:
@@ -54,7 +58,7 @@ def traits_of_rows(rows: HostRows, dtype: Any, *, gradient: bool = False, all_of
         found = rows.together([_of_row(row, by, rows.shape, tiny, less) for row, by in zip(rows.rows, rows.exponents)])
         if not _has_queries_and_keys(rows.shape):
             return found
-        is_any = "rows" in found and np.any(found["rows"] == found["rows_of_shares"])
+        is_any = "rows_of_shares" in found and np.any(found["rows"] == found["rows_of_shares"])
         return found | (_of_attention(rows.array, len(rows.front), np) if all_of_them or is_any else {})
 
 
@@ -83,6 +87,10 @@ def _of_row(row: np.ndarray, exponents: Exponents, shape: tuple[int, ...], tiny:
         "low": low,
         "high": high,
     }
+    if shape and shape[-1] > 1:
+        parts = row.reshape(-1, shape[-1])
+        found["rows"] = np.int32(len(parts))
+        found["rows_of_zero_sum"] = np.int32(np.count_nonzero(_sums_to_zero(parts.sum(-1), np.abs(parts).sum(-1))))
     if less:
         return found
     size = np.abs(row)
@@ -94,7 +102,39 @@ def _of_row(row: np.ndarray, exponents: Exponents, shape: tuple[int, ...], tiny:
         shares = parts.min(-1) >= 0
         if shares.any():
             shares &= np.abs(parts.sum(-1) - 1) < _SUM
-        found["rows"], found["rows_of_shares"] = np.int32(len(parts)), np.int32(np.count_nonzero(shares))
+        found["rows_of_shares"] = np.int32(np.count_nonzero(shares))
+        found["rows_of_unit"] = np.int32(_count_of_unit(np.square(parts).mean(-1), np))
+    return found | _shares_along_other_axes(row.reshape(shape), 0, np)
+
+
+def _sums_to_zero(sums: Any, sizes: Any) -> Any:
+    """Whether positive and negative elements cancel, as they do in the gradient of what goes into a softmax."""
+    return (sizes > 0) & (abs(sums) < _CANCELED * sizes)
+
+
+def _count_of_unit(mean_square: Any, xp: Any) -> Any:
+    return xp.sum((mean_square > (1 - UNIT) ** 2) & (mean_square < (1 + UNIT) ** 2), dtype=np.int32)
+
+
+def _shares_along_other_axes(x: Any, lead: int, xp: Any) -> dict[str, Any]:
+    """How many lines along each axis but the last are shares: a softmax over the wrong axis makes them.
+
+    The names hold the axis, counted from the end: `lines_2` and `lines_of_shares_2` are those of the axis before the
+    last.
+    """
+    found: dict[str, Any] = {}
+    shape = x.shape[lead:]
+    if len(shape) != 2 and not _has_queries_and_keys(shape):  # each reduction takes time to compile
+        return found
+    for axis in range(2, min(len(shape), _MOST_AXES) + 1):
+        length = x.shape[-axis]
+        if length < 2 or not x.size:
+            continue
+        sums, least = _reduced([(x, "sum"), (x, "min")], (x.ndim - axis,), xp)
+        others = tuple(range(lead, x.ndim - 1))
+        is_share = (least >= 0) & (xp.abs(sums - 1) < _SUM)
+        found[f"lines_{axis}"] = xp.full(x.shape[:lead], math.prod(x.shape[lead:]) // length, np.int32)
+        found[f"lines_of_shares_{axis}"] = xp.sum(is_share, others, dtype=np.int32)
     return found
 
 
@@ -123,10 +163,18 @@ def _traits(array: Any, lead: int, xp: Any) -> dict[str, Any]:
     found = {**dict(zip(counted, counts)), "low": low, "high": high}
     shape = x.shape[lead:]
     if shape and shape[-1] > 1 and x.size:
-        total, least = _reduced([(x, "sum"), (x, "min")], (x.ndim - 1,), xp)
+        total, least, squares, sizes = _reduced(
+            [(x, "sum"), (x, "min"), (x * x, "sum"), (size, "sum")], (x.ndim - 1,), xp
+        )
         sums_to_one = (least >= 0) & (xp.abs(total - 1) < _SUM)
+        mean_square = squares / shape[-1]
+        is_unit = (mean_square > (1 - UNIT) ** 2) & (mean_square < (1 + UNIT) ** 2)
+        axes = tuple(range(lead, x.ndim - 1))
         found["rows"] = xp.full(x.shape[:lead], math.prod(shape[:-1]), np.int32)
-        found["rows_of_shares"] = xp.sum(sums_to_one, tuple(range(lead, x.ndim - 1)), dtype=np.int32)
+        found["rows_of_shares"] = xp.sum(sums_to_one, axes, dtype=np.int32)
+        found["rows_of_unit"] = xp.sum(is_unit, axes, dtype=np.int32)
+        found["rows_of_zero_sum"] = xp.sum(_sums_to_zero(total, sizes), axes, dtype=np.int32)
+        found |= _shares_along_other_axes(x, lead, xp)
     return found | (_of_attention(x, lead, xp) if _has_queries_and_keys(shape) else {})
 
 
@@ -170,12 +218,16 @@ def _of_attention(x: Any, lead: int, xp: Any) -> dict[str, Any]:
     # A causal mask leaves the first query only one key, so it is ignored.
     sharp = (most > NEARLY_ONE) & (xp.arange(queries) > 0) & (top == xp.expand_dims(favourite, (lead, lead + 2)))
     opened, flattened, sharpened = _reduced([(c, "sum") for c in (several, flat, sharp)], (lead, lead + 2), xp)
+    # 1 for equal weights, 0 for one key only. NumPy evaluates the logarithm of zeros that are not used.
+    entropies = xp.sum(xp.where(x > 0, -x * xp.log(xp.where(x > 0, x, 1)), 0), -1)
+    entropies = xp.where(several, entropies / xp.log(xp.maximum(n, 2)), 0)
     return {
         "head_rows": xp.full((*front, heads), examples * (queries - 1), np.int32),
         "head_open": opened,
         "head_flat": flattened,
         "head_key": sharpened,
         "head_which": favourite,
+        "head_entropy": xp.sum(entropies, (lead, lead + 2)),
         **_looked_at(x, lead, xp),
     }
 
@@ -193,6 +245,7 @@ def _looked_at(x: Any, lead: int, xp: Any) -> dict[str, Any]:
         "head_first": xp.sum(x[..., 1:, 0], (lead, lead + 2)),
         "head_previous": on_diagonal(-1),
         "head_same": on_diagonal(0),
+        "head_future": xp.sum(xp.triu(x, 1), (lead, lead + 2, lead + 3)),
     }
 
 

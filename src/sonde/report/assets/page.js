@@ -125,7 +125,7 @@ function showFindings() {
       el(
         "p",
         { class: "card fine" },
-        "Nothing wrong was found.",
+        `Nothing wrong was found. ${data.checked || ""}`,
       ),
     );
   if (data.failure) {

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sonde.report.findings.attention import attention
+from sonde.report.arguments import Argument
+from sonde.report.findings.attention import attention, attention_outliers, softmax_twice, wrong_axis
 from sonde.report.findings.depth import family
 from sonde.report.findings.finding import SEVERITIES, Finding, Severity
 from sonde.report.findings.flow import jumps, over_depth, over_iterations
+from sonde.report.findings.inputs import inputs
 from sonde.report.findings.nonfinite import nonfinite
+from sonde.report.findings.peers import normalization_outliers, scale_outliers, weights
 from sonde.report.findings.precision import near_overflow, underflow
 from sonde.report.findings.units import constant, dead_units, no_gradient, saturated
 from sonde.report.site_data import Examined
-from sonde.tools.numerics.events import Event
+from sonde.tools.numerics.nonfinite import NonFinite
 
 __all__ = ["SEVERITIES", "Finding", "Severity", "find"]
 
@@ -30,24 +33,36 @@ _RULES = (
     saturated,
     constant,
     attention,
+    wrong_axis,
+    softmax_twice,
+    attention_outliers,
+    normalization_outliers,
+    scale_outliers,
 )
 _NO_SITES = "Look into code as it is with inside=f or inside=model, or mark values with sonde.sow(value, name)."
 
 
 def find(
-    sites: Sequence[Examined], events: Sequence[Event], *, failed: bool = False, finite_result: bool = True
+    sites: Sequence[Examined],
+    origin: NonFinite | None = None,
+    arguments: Sequence[Argument] = (),
+    *,
+    failed: bool = False,
+    finite_result: bool = True,
 ) -> tuple[Finding, ...]:
     """All findings, most serious first.
 
     Args:
         sites: The data of the sites, in program order.
-        events: The same for the search for the first NaN.
+        origin: What made the first value that is not finite, if there is one.
+        arguments: The weights and inputs that the program was given.
         failed: Whether the program failed, so that missing data is not a finding.
         finite_result: Whether all that the program returned is finite: only then may -Inf be a mask.
     """
     if not sites and not failed:
         return (Finding("note", "no-sites", "", "There is nothing to look at: the program has no sites.", _NO_SITES),)
-    found = nonfinite(sites, events, finite_result)
+    found = nonfinite(sites, origin, finite_result)
+    found += _joined(inputs(arguments)) + _joined(weights(arguments))
     for rule in _RULES:
         found += _joined(rule(sites))
     kinds = list(dict.fromkeys(f.kind for f in found))

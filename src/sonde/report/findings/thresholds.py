@@ -33,3 +33,31 @@ ATTENTION_SHARE = 0.95
 """Which share of the queries must have the problem."""
 ATTENTION_QUERIES = 8
 """How many queries there must be in all."""
+MEMBERS = 4
+"""How many layers a family must have for one of them to be an outlier."""
+OUTLIER_RATIO = 4.0
+"""How many times the scale of a value or gradient must differ from the median of the other layers."""
+GRADIENT_OUTLIER_RATIO = 10.0
+"""The same for gradients, which differ more from layer to layer."""
+END_RATIO = 25.0
+"""The same for the first and the last layer, whose neighbors are not layers of the family."""
+WEIGHT_RATIO = 6.0
+"""The same for weights."""
+MATRIX_RATIO = 15.0
+"""The same among all matrices of a model whose layers are too few for families, by their gain."""
+OUTLIER_SPREAD = 2.5
+"""How many times farther from the median, in logarithms, an outlier must be than all others."""
+FEW_ELEMENTS = 0.05
+"""Which share of the sum of squares one element must have for a value to be one of few large elements."""
+UNIT_SHARE = 0.9
+"""Which share of the rows must have an rms near one for a site to count as normalized."""
+CORRUPT_PEAK = 0.5
+"""Which share of the sum of squares one element must have to be called corrupt."""
+INPUT_RMS = 30.0
+"""The rms of inputs above which they are called unscaled."""
+INPUT_OFFSET = 20.0
+"""How many times larger than the deviation the mean of inputs must be."""
+FEATURE_RATIO = 100.0
+"""How many times larger than the median feature the largest must be."""
+ENTROPY_RATIO = 4.0
+"""How many times smaller than the median of the layers the entropy of attention must be."""

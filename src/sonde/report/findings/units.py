@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sonde.report.findings.depth import families
 from sonde.report.findings.finding import Finding
-from sonde.report.findings.thresholds import CONSTANT_SIZE, DEAD_EXAMPLES, DEAD_SHARE, SATURATED_SHARE
+from sonde.report.findings.thresholds import CONSTANT_SIZE, DEAD_EXAMPLES, DEAD_SHARE, MEMBERS, SATURATED_SHARE
 from sonde.report.site_data import Examined, Step, is_shares
 
 _DEAD = (
@@ -113,7 +114,13 @@ def no_gradient(sites: Sequence[Examined]) -> list[Finding]:
         if s and s[0].size and all(x.zeros == x.size for x in s):
             text = f"The gradient at {site.name} is zero everywhere."
             found.append(Finding("warning", "zero-gradients", site.path, text, _NO_GRADIENT, site.source))
-    unreached = [site for site in sites if site.unreached and site.is_float and not site.only_looked_at]
+    found += _stopped(sites)
+    stopped = {finding.path for finding in found}
+    unreached = [
+        site
+        for site in sites
+        if site.path not in stopped and site.unreached and site.is_float and not site.only_looked_at
+    ]
     if unreached and any(site.gradients for site in sites):
         first, *rest = unreached
         others = f" and {len(rest)} other{'s' * (len(rest) > 1)}" if rest else ""
@@ -121,3 +128,16 @@ def no_gradient(sites: Sequence[Examined]) -> list[Finding]:
         also = tuple(site.path for site in rest)
         found.append(Finding("note", "unreached", first.path, text, _UNREACHED, first.source, also))
     return found
+
+
+def _stopped(sites: Sequence[Examined]) -> list[Finding]:
+    """One layer that gets no gradient, where all others of its family do."""
+    findings: list[Finding] = []
+    named = [(site.name, site) for site in sites if site.is_float and not site.only_looked_at]
+    for name, members in families(named).items():
+        odd = [site for _, site in members if site.unreached or not site.gradients]
+        # Before the first layer may be nothing that is differentiated, and after the last nothing that is used.
+        if len(odd) == 1 and len(members) >= MEMBERS and odd[0] not in (members[0][1], members[-1][1]):
+            text = f"No gradient comes to {odd[0].name}; all others of {name} get one."
+            findings.append(Finding("warning", "stopped-gradient", odd[0].path, text, _UNREACHED, odd[0].source))
+    return findings[:1]

@@ -9,11 +9,10 @@ from __future__ import annotations
 import dataclasses
 import re
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from sonde.core import check_callable, inside_request, wrapped_like
-from sonde.tools.numerics.events import Event, Range
 from sonde.why import explain
 from sonde.why.naming import iteration_of, site_of
 from sonde.why.search import Answer, search
@@ -21,6 +20,27 @@ from sonde.why.walk import Birth
 
 _MOST_ERROR_LINES = 5
 _KINDS = {1: "Inf", 2: "NaN"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Range:
+    """The finite values at a site, at one call and iteration.
+
+    Attributes:
+        path: The path of the site.
+        gradient: Whether these are gradients.
+        call: Which of the calls under that path, from 0.
+        iteration: The number of the iteration of each loop around it, outermost first.
+        low: The smallest value.
+        high: The largest value.
+    """
+
+    path: str
+    gradient: bool
+    call: int
+    iteration: tuple[int, ...]
+    low: float
+    high: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -227,24 +247,3 @@ def in_words(answer: Answer, context: int) -> NonFinite:
 def _all_causes(birth: Birth) -> list[Birth]:
     """The causes of a birth, and theirs, nearest first."""
     return [cause for direct in birth.causes for cause in (direct, *_all_causes(direct))]
-
-
-def first_of(events: Sequence[Event], context: int) -> NonFinite | None:
-    """The first of these events, in program order, that is not finite, with the `context` events before it."""
-    position = next((i for i, e in enumerate(events) if e.nans or e.infs), None)
-    if position is None:
-        return None
-    bad = events[position]
-    near = [e.range for e in events[max(0, position - context) : position + 1] if e.low <= e.high]
-    return NonFinite(
-        bad.path,
-        not bad.item.view.is_value,
-        bad.call,
-        bad.iteration,
-        bad.source,
-        bad.nans,
-        bad.infs,
-        bad.size,
-        tuple(near),
-        bad.example,
-    )
