@@ -14,6 +14,8 @@
     alias(), alias_report()         packages written for Flax run on Sonde; what they asked of Flax
 """
 
+import importlib
+
 from sonde._import_paths import forward_moved_modules
 from sonde._lazy_names import lazy_names
 from sonde._renames import MODULES
@@ -25,6 +27,5 @@ forward_moved_modules(MODULES)
 
 def load_ipython_extension(shell: object) -> None:
     """Called by `%load_ext sonde`: adds the magic `%%sonde`."""
-    from sonde.cli.notebook import load
-
-    load(shell)
+    # By name: the command line stands on this package.
+    importlib.import_module("sonde.cli.notebook").load(shell)

@@ -136,7 +136,7 @@ class Watch:
             def write(step: int, numbers: Mapping[str, float]) -> None:
                 writer(step, {f"{name}/{path}": number for path, number in numbers.items()})
 
-            monitored = monitor(f, {"**": _MONITORED}, every=self._every, to=write, inside=self._inside)
+            monitored = monitor(f, {"**": _MONITORED}, every=self._every, writers=write, inside=self._inside)
 
             def call(*args: Any, **kwargs: Any) -> Any:
                 try:
