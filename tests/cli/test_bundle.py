@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from tests.notebook_shell import notebook
 
 from sonde.errors import StoreError
