@@ -19,6 +19,8 @@ EXPECTED: list[tuple[str, str, tuple[str, ...] | None, str]] = [
     ("_src.core", "eval_jaxpr", ("jaxpr", "consts"), "runs a jaxpr under the current trace"),
     ("_src.ad_checkpoint", "RematTraced", ("jaxpr", "policy"), "is a call of jax.checkpoint with jax_remat3"),
     ("_src.hijax", "call_hi_primitive_p", None, "calls what carries its own rules, with `to_lojax`"),
+    ("_src.hijax", "CustomVJPTraced", None, "is a call of a custom_vjp function with jax_custom_vjp3"),
+    ("_src.lax.control_flow.loops", "Scan3", None, "is a scan with jax_scan3"),
     ("_src.interpreters.remat", "rules", None, "has the rules of jax_remat3"),
     ("_src.lax.lax", "_convert_element_type", None, "converts a value to a type, weak ones too"),
     ("_src.core", "trace_ctx", None, "has the current trace, and sets it"),

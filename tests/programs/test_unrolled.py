@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from sonde import _jax
+from sonde._jax import primitives
 from sonde.programs.traced import trace
 from sonde.programs.unrolled import tape_of
 
@@ -52,3 +53,10 @@ def test_what_the_table_says_is_moved_is_moved() -> None:
             assert set(tape.array(step.outputs[0]).ravel().tolist()) <= set(before.tolist()), step.name
             checked.add(step.name)
     assert {"transpose", "reshape", "pad", "concatenate", "rev", "scatter", "split", "dynamic_update_slice"} <= checked
+
+
+def test_the_table_says_one_thing_of_a_primitive() -> None:
+    names = [name for _, names in primitives._GROUPS for name in names.split()]
+    assert len(names) == len(set(names)) == len(primitives._TABLE)
+    assert _jax.facts_of("select_n").exact and _jax.facts_of("sonde_site").keeps_role
+    assert _jax.facts_of("dot_general") == _jax.Facts()

@@ -21,6 +21,7 @@ from sonde._jax import (
     scope_names,
     tracers,
     traces,
+    upgraded,
     vmaps,
 )
 from sonde._jax.arguments import *
@@ -38,6 +39,7 @@ from sonde._jax.primitives import *
 from sonde._jax.scope_names import *
 from sonde._jax.tracers import *
 from sonde._jax.traces import *
+from sonde._jax.upgraded import *
 from sonde._jax.vmaps import *
 
 __all__ = []
@@ -57,3 +59,4 @@ __all__ += patches.__all__
 __all__ += primitives.__all__
 __all__ += tracers.__all__
 __all__ += traces.__all__
+__all__ += upgraded.__all__

@@ -16,7 +16,6 @@ from sonde._jax.imported import (
     RematTraced,
     SymbolicZero,
     ad,
-    call_hi_primitive_p,
     custom_vmap_p,
     remat_has_barriers,
     typeof,
@@ -29,7 +28,6 @@ __all__ = [
     "bind_custom_vmap",
     "call_again",
     "call_beside",
-    "expanded",
     "instantiated_zero_tangent",
     "is_unknown_tangent",
     "is_zero_tangent",
@@ -64,11 +62,6 @@ def bind_custom_vmap(args: Sequence[Any], params: dict[str, Any], jaxpr: Any, ru
         in_tree=_structure_like(params["in_tree"], tuple(args)),
         out_tree=jax.tree.structure([0] * len(jaxpr.out_avals)),
     )
-
-
-def expanded(args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
-    """Runs what an operation that carries its own rules stands for."""
-    return list(call_hi_primitive_p.to_lojax(*args, **params))
 
 
 def bind_checkpoint(operation: Any, jaxpr: Any, args: Sequence[Any]) -> list[Any]:

@@ -30,6 +30,12 @@ try:  # operations that carry their own rules: what `jax.checkpoint` is with `ja
     from jax._src.interpreters import remat as _remat  # pyright: ignore[reportAttributeAccessIssue]
 except ImportError:
     _RematTraced = _call_hi_primitive_p = _remat = None
+try:  # what calls are with `jax_custom_jvp3`, `jax_custom_vjp3` and `jax_scan3`
+    from jax._src import hijax as _hijax
+    from jax._src.hijax import CustomVJPTraced as _CustomVJPTraced  # pyright: ignore[reportAttributeAccessIssue]
+    from jax._src.lax.control_flow.loops import Scan3 as _Scan3  # pyright: ignore[reportAttributeAccessIssue]
+except ImportError:
+    _hijax = _CustomVJPTraced = _Scan3 = None
 
 try:  # 0.11 and later: what `scan` and `shard_map` describe their values with
     from jax._src import flattree as _flattree  # pyright: ignore[reportAttributeAccessIssue]
@@ -38,12 +44,15 @@ except ImportError:
 
 __all__ = [
     "UNSPECIFIED",
+    "CustomJVPTraced",
+    "CustomVJPTraced",
     "Effect",
     "ExtendedDType",
     "Literal",
     "PjitFunction",
     "Primitive",
     "RematTraced",
+    "Scan3",
     "SymbolicZero",
     "Trace",
     "Tracer",
@@ -81,6 +90,9 @@ set_current_trace = _core.set_current_trace
 typeof = _core.typeof
 flattree: Any = _flattree
 RematTraced: Any = _RematTraced  # `jax.checkpoint` with `jax_remat3`; None in versions without it
+CustomJVPTraced: Any = getattr(_hijax, "CustomJVPTraced", None)  # 0.11 and later
+CustomVJPTraced: Any = _CustomVJPTraced
+Scan3: Any = _Scan3
 call_hi_primitive_p: Any = _call_hi_primitive_p
 remat_rules: dict[Any, Any] = {} if _remat is None else _remat.rules
 # Whether `jax.checkpoint` with `jax_remat3` says which arguments get optimization barriers: from 0.11 on.

@@ -61,6 +61,9 @@ def sub_jaxprs(params: dict[str, Any]) -> list[Any]:
     """The jaxprs among the parameters of an equation, open or closed."""
     if "_prim" in params:  # an operation that carries its own implementation, with its own parameters
         params = params["_prim"].params
+        traced = [value.jaxpr for value in params.values() if isinstance(value, jax.stages.Traced)]
+        if traced:  # a function with its own derivatives, and the rules beside it
+            return traced
     found = []
     for value in params.values():
         cls = type(value)

@@ -39,41 +39,53 @@ _MOVED_IN_PLACE = _MOVED._replace(elementwise=True)
 _ARITHMETIC = Facts(elementwise=True, keeps_role=True)
 _FUNCTION = Facts(elementwise=True)  # of one value or several: the result is a new value
 
-_GROUPS: dict[Facts, str] = {
-    _MOVED: """
+_GROUPS: list[tuple[Facts, str]] = [
+    (
+        _MOVED,
+        """
         dynamic_slice expand_dims gather reshape rev slice split squeeze tile transpose unstack broadcast
         broadcast_in_dim
     """,
-    _MOVED_IN_PLACE: """
+    ),
+    (
+        _MOVED_IN_PLACE,
+        """
         copy copy_p mesh_cast name pbroadcast pcast pvary reduce_precision reshard sharding_constraint stop_gradient
     """,
-    _MOVED_IN_PLACE._replace(exact=False): "convert_element_type",
-    _MOVED_IN_PLACE._replace(one_by_one=True): "device_put",
-    _MOVED._replace(one_by_one=True): "optimization_barrier opt_barrier",
-    _MOVED._replace(one_by_one=True, keeps_role=False): "sonde_along sonde_mapped_while",
-    _MOVED._replace(data=None): "concatenate stack",
-    _MOVED._replace(data=(0, 1)): "dynamic_update_slice",
-    _MOVED._replace(data=(0, 1), keeps_role=False): "pad",
-    _MOVED._replace(data=(0, 2)): "scatter",
-    Facts(data=None, elementwise=True, exact=True, picks=True, keeps_role=True): "max min",
+    ),
+    (_MOVED_IN_PLACE._replace(exact=False), "convert_element_type"),
+    (_MOVED_IN_PLACE._replace(one_by_one=True), "device_put"),
+    (_MOVED._replace(one_by_one=True), "optimization_barrier opt_barrier"),
+    (_MOVED._replace(one_by_one=True, keeps_role=False), "sonde_along sonde_mapped_while"),
+    (_MOVED._replace(data=None), "concatenate stack"),
+    (_MOVED._replace(data=(0, 1)), "dynamic_update_slice"),
+    (_MOVED._replace(data=(0, 1), keeps_role=False), "pad"),
+    (_MOVED._replace(data=(0, 2)), "scatter"),
+    (Facts(data=None, elementwise=True, exact=True, picks=True, keeps_role=True), "max min"),
     # The bounds of `clamp` and the cases of `select_n` (below) are operands of their own.
-    Facts(data=(1,), elementwise=True, exact=True, picks=True, keeps_role=True): "clamp",
-    Facts(data=(0,), exact=True, picks=True): "reduce_max reduce_min cummax cummin",
-    Facts(exact=True): "argmax argmin bitcast_convert_type iota sort top_k sonde_marker",
-    Facts(exact=True, keeps_role=True): "select_n sonde_site",
-    _ARITHMETIC._replace(exact=True): "abs neg sign ceil floor round and or not real",
-    _ARITHMETIC: """
+    (Facts(data=(1,), elementwise=True, exact=True, picks=True, keeps_role=True), "clamp"),
+    (Facts(data=(0,), exact=True, picks=True), "reduce_max reduce_min cummax cummin"),
+    (Facts(exact=True), "argmax argmin bitcast_convert_type iota sort top_k sonde_marker"),
+    (Facts(exact=True, keeps_role=True), "select_n sonde_site"),
+    (_ARITHMETIC._replace(exact=True), "abs neg sign ceil floor round and or not real"),
+    (
+        _ARITHMETIC,
+        """
         add add_any cos div exp expm1 integer_pow log log1p logistic mul pow rsqrt sin sqrt square sub tanh
     """,
-    _FUNCTION._replace(exact=True): "eq ge gt le lt ne is_finite imag complex conj clz population_count",
-    _FUNCTION: """
+    ),
+    (_FUNCTION._replace(exact=True), "eq ge gt le lt ne is_finite imag complex conj clz population_count"),
+    (
+        _FUNCTION,
+        """
         acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cosh digamma erf erf_inv erfc exp2 igamma
         igammac igamma_grad_a lgamma mulhi nextafter polygamma random_gamma_grad regularized_incomplete_beta rem
         shift_left shift_right_arithmetic shift_right_logical sinh tan xor zeta
     """,
-    Facts(keeps_role=True): "scatter-add scatter_add scatter_mul",
-}
-_TABLE: Mapping[str, Facts] = {name: facts for facts, names in _GROUPS.items() for name in names.split()}
+    ),
+    (Facts(keeps_role=True), "scatter-add scatter_add scatter_mul"),
+]
+_TABLE: Mapping[str, Facts] = {name: facts for facts, names in _GROUPS for name in names.split()}
 
 # Calls that run the one program among their parameters, with their own operands, and return what it returns.
 CALLS = frozenset(

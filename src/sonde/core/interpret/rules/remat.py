@@ -24,15 +24,19 @@ def remat_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
 
 
 def operation_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
-    """An operation that carries its own rules, in JAX 0.12: `jax.checkpoint` with `jax_remat3`, and others.
+    """An operation that carries its own rules, in JAX 0.12: what an upgrade flag makes of a call, and others.
 
-    What it stands for is run instead of it, where nothing around can differentiate or map it. Elsewhere its rules may
-    be other than those of what it stands for; of `jax.checkpoint` they are not.
+    The call is made as without the flag, where that is known. What another operation stands for is run instead of it,
+    where nothing around can differentiate or map it: elsewhere its rules may be other than those of what it stands for.
     """
-    if trace.parent is _jax.eval_trace:
-        with _jax.set_current_trace(trace):
-            return _jax.expanded(args, params)
     operation = params["_prim"]
+    plain, flag = _jax.plain_call(operation), _jax.flag_of(operation)
+    if flag is not None and plain is None:
+        check_may_miss_all(_jax.call_hi_primitive_p, params, f"JAX uses with {flag} (set it to False)")
+        return _jax.call_hi_primitive_p.bind(*args, **params)
+    if plain is not None or trace.parent is _jax.eval_trace:
+        with _jax.set_current_trace(trace):
+            return _jax.expanded(args, params) if plain is None else plain(*args)
     if not isinstance(operation, _jax.RematTraced):
         check_may_miss_all(_jax.call_hi_primitive_p, params)
         return _jax.call_hi_primitive_p.bind(*args, **params)
