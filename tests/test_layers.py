@@ -29,3 +29,16 @@ def test_private_jax_goes_through_one_door():
     door = {(file, name) for file, name in found if Path(file).parent.name == "_jax"}
     assert not found - door
     assert any(name.startswith("jax._src") for _, name in door)  # or this test would see nothing at all
+
+
+LIBRARIES = ("distrax", "equinox", "flax", "haiku", "keras", "penzai")
+
+
+def test_the_engine_knows_no_library() -> None:
+    """What serves one library is in its file in `sonde/inside/libraries/`."""
+    files = [file for part in ("_jax", "core") for file in sorted((ROOT / part).rglob("*.py"))]
+    assert len(files) > 50
+    named = [
+        (f"{file.relative_to(ROOT)}", name) for file in files for name in LIBRARIES if name in file.read_text().lower()
+    ]
+    assert not named

@@ -68,38 +68,52 @@ __all__ = [
     "when_loaded",
 ]
 
-_pending: list[Callable[[], None]] = []
-_waiting: dict[str, Callable[[Any], None]] = {}
-_lock = InterruptibleLock()
+
+class _DueChanges:
+    """Changes that stay, and that are made when a capture begins.
+
+    Attributes:
+        at_first: Those that the first capture makes.
+        when_loaded: Those to modules that few programs use, by the name of the module.
+    """
+
+    def __init__(self) -> None:
+        self.at_first: list[Callable[[], None]] = []
+        self.when_loaded: dict[str, Callable[[Any], None]] = {}
+        self._lock = InterruptibleLock()
+
+    def make(self) -> None:
+        if self.at_first:
+            self._lock.run(self._make_first)
+        for module in [name for name in self.when_loaded if name in sys.modules]:
+            self._lock.run(functools.partial(self._change_loaded, module))
+
+    def _make_first(self) -> None:
+        while self.at_first:
+            self.at_first[0]()
+            del self.at_first[0]
+
+    def _change_loaded(self, module: str) -> None:
+        if change := self.when_loaded.pop(module, None):
+            change(sys.modules[module])
+
+
+_DUE = _DueChanges()
 
 
 def at_first_capture(change: Callable[[], None]) -> None:
     """Makes a change to JAX when the first capture, edit or the like begins."""
-    _pending.append(change)
+    _DUE.at_first.append(change)
 
 
 def when_loaded(module: str, change: Callable[[Any], None]) -> None:
     """Makes a change to a module that few programs use, when a capture begins after that module was imported."""
-    _waiting[module] = change
+    _DUE.when_loaded[module] = change
 
 
 def make_changes() -> None:
     """Makes the changes that are due."""
-    if _pending:
-        _lock.run(_change_first)
-    for module in [name for name in _waiting if name in sys.modules]:
-        _lock.run(functools.partial(_change_loaded, module))
-
-
-def _change_loaded(module: str) -> None:
-    if change := _waiting.pop(module, None):
-        change(sys.modules[module])
-
-
-def _change_first() -> None:
-    while _pending:
-        _pending[0]()
-        del _pending[0]
+    _DUE.make()
 
 
 def _hide_frames() -> None:

@@ -63,9 +63,10 @@ from sonde.core.modules.index import (
     paths_below,
     register_modules,
     register_no_modules,
+    register_told_apart,
 )
 from sonde.core.modules.roots import StandIns, stand_ins
-from sonde.core.modules.trace_variants import given, told_apart_by
+from sonde.core.modules.trace_variants import given
 from sonde.core.records.branch_merge import merge_choices, tokens_of
 from sonde.core.records.build import make_records, record_of
 from sonde.core.records.collections import ByPath, Rows
@@ -208,6 +209,7 @@ __all__ = [
     "record_of",
     "register_modules",
     "register_no_modules",
+    "register_told_apart",
     "room_for_axes",
     "row_path",
     "rows_chosen",
@@ -230,7 +232,6 @@ __all__ = [
     "static_and_arrays",
     "through_site",
     "tokens_of",
-    "told_apart_by",
     "unstarred",
     "with_capture_state",
     "with_perturbations",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,7 +19,6 @@ from sonde._key_paths import key_of
 from sonde.core.session.caches import ByIdentity
 
 Path = tuple[Any, ...]
-_changes = itertools.count()
 
 
 class Origin:
@@ -70,7 +68,7 @@ class ModuleKind:
 
     children: Callable[[Any], Iterable[tuple[Any, Any]]]
     child: Callable[[Any, Any], Any] = getattr
-    stamp: Callable[[], Hashable] = _changes.__next__
+    stamp: Callable[[], Hashable] = object
     origin: Callable[[Any], Origin | None] = _no_origin
     is_root: Callable[[Any], bool] = lambda module: True
     arrays: Callable[[Any], Sequence[Any]] | None = None
@@ -80,37 +78,69 @@ class ModuleKind:
     is_part: Callable[[Any, Any], bool] = lambda module, of: False
 
 
-_registered: dict[type, ModuleKind] = {}
-_kinds: dict[int, tuple[weakref.ref[type], ModuleKind | None]] = {}  # by identity of the class: looked up very often
-# Types met so far that are not modules and hold none; arrays and tracers are added when they are met.
-WITHOUT_MODULES: set[type] = {int, float, complex, bool, str, bytes, type, type(None), type(lambda: 0), type(len)}
-WITHOUT_MODULES |= {np.ndarray, np.dtype, slice, type(...), set, frozenset}
+class _Libraries:
+    """What the libraries that are loaded have said about their modules.
+
+    Attributes:
+        kinds: How to inspect the instances of a class, and of its subclasses.
+        without_modules: Types met so far that are not modules and hold none. Arrays and tracers are added when they
+            are met.
+        told_apart_by: Functions of the positional arguments of a jitted call, from libraries that use one trace for
+            several modules.
+    """
+
+    __slots__ = ("_kind_of_class", "kinds", "told_apart_by", "without_modules")
+
+    def __init__(self) -> None:
+        self.kinds: dict[type, ModuleKind] = {}
+        # By identity of the class, because it is looked up very often.
+        self._kind_of_class: dict[int, tuple[weakref.ref[type], ModuleKind | None]] = {}
+        self.without_modules: set[type] = {int, float, complex, bool, str, bytes, slice, type, type(None), type(...)}
+        self.without_modules |= {np.ndarray, np.dtype, type(lambda: 0), type(len), set, frozenset}
+        self.told_apart_by: list[Callable[[Sequence[Any]], Hashable]] = []
+
+    def add(self, cls: type, kind: ModuleKind) -> None:
+        self.kinds[cls] = kind
+        self._kind_of_class.clear()
+
+    def kind_of(self, cls: type) -> ModuleKind | None:
+        known = self._kind_of_class.get(id(cls))
+        if known is None:
+            kinds, number = self._kind_of_class, id(cls)
+            kind = next((self.kinds[c] for c in cls.__mro__ if c in self.kinds), None)
+            known = kinds[number] = weakref.ref(cls, lambda _: kinds.pop(number, None)), kind
+        return known[1]
+
+
+LIBRARIES = _Libraries()
 
 
 def register_modules(cls: type, kind: ModuleKind) -> None:
     """Makes the instances of a class, and of its subclasses, modules."""
-    _registered[cls] = kind
-    _kinds.clear()
-
-
-def has_modules() -> bool:
-    """Whether a library with modules has been loaded."""
-    return bool(_registered)
+    LIBRARIES.add(cls, kind)
 
 
 def register_no_modules(cls: type) -> None:
     """Registers a class whose instances hold no modules, so that they are not searched."""
-    WITHOUT_MODULES.add(cls)
+    LIBRARIES.without_modules.add(cls)
+
+
+def register_told_apart(by: Callable[[Sequence[Any]], Hashable]) -> None:
+    """Registers a function of a jitted call's positional arguments: calls with different results are traced apart.
+
+    It is for libraries that use one trace for several modules.
+    """
+    LIBRARIES.told_apart_by.append(by)
+
+
+def has_modules() -> bool:
+    """Whether a library with modules has been loaded."""
+    return bool(LIBRARIES.kinds)
 
 
 def module_kind(value: Any) -> ModuleKind | None:
     """How to inspect a module; None if the value is not a module."""
-    cls = type(value)
-    found = _kinds.get(id(cls))
-    if found is None:
-        number, kind = id(cls), next((_registered[c] for c in cls.__mro__ if c in _registered), None)
-        found = _kinds[number] = weakref.ref(cls, lambda _: _kinds.pop(number, None)), kind
-    return found[1]
+    return LIBRARIES.kind_of(type(value))
 
 
 def is_found_by_arrays(module: Any) -> bool:
@@ -159,10 +189,10 @@ def _is_sequence(value: Any) -> bool:
 
 def _is_plain(value: Any) -> bool:
     cls = type(value)
-    if cls in WITHOUT_MODULES:
+    if cls in LIBRARIES.without_modules:
         return True
     if isinstance(value, (jax.Array, np.generic, np.dtype)):
-        WITHOUT_MODULES.add(cls)
+        LIBRARIES.without_modules.add(cls)
         return True
     # Lists and dicts with a class of their own, as some libraries keep them, may be leaves to JAX.
     return isinstance(value, type) or (
@@ -180,12 +210,12 @@ def outermost_modules(values: Iterable[Any]) -> Iterator[Any]:
 def holds_modules(value: Any) -> bool:
     """Whether a value is a module, or a container with one. Asked for every argument of every jitted function."""
     cls = type(value)
-    if cls in WITHOUT_MODULES:
+    if cls in LIBRARIES.without_modules:
         return False
     if cls is not tuple and cls is not list:
         return next(outermost_in(value, ()), None) is not None
     for x in value:  # noqa: SIM110 (a generator takes longer than what it goes through)
-        if type(x) not in WITHOUT_MODULES and holds_modules(x):
+        if type(x) not in LIBRARIES.without_modules and holds_modules(x):
             return True
     return False
 
@@ -193,7 +223,7 @@ def holds_modules(value: Any) -> bool:
 def outermost_in(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
     """The same for one value, with the keys that lead to each."""
     cls = type(value)
-    if cls in WITHOUT_MODULES:
+    if cls in LIBRARIES.without_modules:
         return
     if cls is not list and cls is not tuple and cls is not dict:
         if module_kind(value) is not None:
@@ -202,7 +232,7 @@ def outermost_in(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
         if _is_plain(value):
             return
     for key, child in children_of(value):
-        if type(child) not in WITHOUT_MODULES:
+        if type(child) not in LIBRARIES.without_modules:
             yield from outermost_in(child, (*path, key))
 
 
@@ -221,7 +251,7 @@ def everything_in(root: Any) -> Iterator[tuple[Path, Any]]:
     stack: list[tuple[Path, Any]] = [((), root)]
     while stack:
         path, value = stack.pop()
-        if type(value) in WITHOUT_MODULES or id(value) in seen:
+        if type(value) in LIBRARIES.without_modules or id(value) in seen:
             continue
         seen.add(id(value))
         yield path, value

@@ -20,7 +20,7 @@ from sonde import _jax
 from sonde.core.marks.scopes import strange_scope
 from sonde.core.marks.site_search import first_site
 from sonde.core.modules.call_stack import CallStack, call_stacks
-from sonde.core.modules.index import WITHOUT_MODULES, holds_modules, module_kind, outermost_modules
+from sonde.core.modules.index import LIBRARIES, holds_modules, module_kind, outermost_modules
 from sonde.core.modules.match_copies import Copy
 from sonde.core.modules.places import Place, UnregisteredInside
 from sonde.core.session.caches import ByIdentity
@@ -179,10 +179,6 @@ def _notes(args: Any, kwargs: Any) -> Any:
     return tuple([weakref.ref(module) for module in outermost_modules((*args, *kwargs.values()))])
 
 
-# Functions of the positional arguments of a jitted call, for libraries that use one trace for several modules.
-told_apart_by: list[Callable[[Sequence[Any]], Hashable]] = []
-
-
 def _is_crossed_freely(fun: Any, args: Any, kwargs: Any) -> bool:
     """Whether JAX may look for the trace of a jitted function directly, as for those of `jax.numpy`.
 
@@ -193,18 +189,19 @@ def _is_crossed_freely(fun: Any, args: Any, kwargs: Any) -> bool:
     if session is None or not session.runs:
         return True
     known = _variants.entries.get(id(fun))
-    if session.converted_modules or told_apart_by or fun is session.boundary:
+    if session.converted_modules or LIBRARIES.told_apart_by or fun is session.boundary:
         return False
     if (known is not None and known[1]) or strange_scope():
         return False
+    without_modules = LIBRARIES.without_modules
     for x in (*args, *kwargs.values()) if kwargs else args:
-        if type(x) not in WITHOUT_MODULES and holds_modules(x):
+        if type(x) not in without_modules and holds_modules(x):
             return False
     return True
 
 
 def _from_arguments(fun: Any, args: Any, kwargs: Any, values: Values, trace: Callable[[Any], Any]) -> Any:
-    more = tuple([found for f in told_apart_by if (found := f(args)) is not None]) or None
+    more = tuple([found for f in LIBRARIES.told_apart_by if (found := f(args)) is not None]) or None
     return pass_boundary(fun, lambda: outermost_modules((*args, *kwargs.values())), values, trace, more=more)
 
 
@@ -212,4 +209,4 @@ def _from_description(fun: Any, description: Any, values: Values, trace: Callabl
     return pass_boundary(fun, lambda: _described_modules(description), values, trace, description=description)
 
 
-hook = _jax.tracing_hook(_is_crossed_freely, _from_arguments, _from_description, _notes)
+CHANGES = _jax.tracing_hook(_is_crossed_freely, _from_arguments, _from_description, _notes).changes

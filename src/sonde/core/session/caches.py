@@ -30,7 +30,6 @@ from sonde import _jax
 
 T = TypeVar("T")
 _NAME = "__sonde_kept__"
-_clock = itertools.count(1)
 
 
 class Meter:
@@ -49,7 +48,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.bytes = self.programs = 0
-        self.used = next(_clock)
+        self.used = _KEPT.now()
 
     def jit(self, fn: Callable[..., Any], **options: Any) -> Any:
         """`jax.jit`, whose programs count."""
@@ -68,7 +67,7 @@ class Meter:
     def add(self, more: int) -> None:
         """Notes that more bytes are taken."""
         self.bytes += more
-        self.used = next(_clock)
+        self.used = _KEPT.now()
         _KEPT.shrink(spared=self)
 
 
@@ -100,7 +99,7 @@ class Programs(dict[Hashable, Any]):
         """The entry of a key."""
         meter = self.meters.get(key)
         if meter is not None:
-            meter.used = next(_clock)
+            meter.used = _KEPT.now()
         return super().get(key, default)
 
     def keep(self, key: Hashable, value: Any, meter: Meter) -> None:
@@ -151,6 +150,11 @@ class _AllKept:
         # By `id`. Without a lock, which an interrupt could leave locked: every change is one operation of a dict.
         self._tables: dict[int, weakref.ref[Programs]] = {}
         self._n_new = 0
+        self._clock = itertools.count(1)
+
+    def now(self) -> int:
+        """A number that grows with every use."""
+        return next(self._clock)
 
     def add(self, table: Programs) -> None:
         tables, number = self._tables, id(table)

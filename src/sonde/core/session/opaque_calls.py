@@ -51,9 +51,6 @@ def _refuse() -> None:
         )
 
 
-opaque = _jax.opaque_calls(_looked_at, _refuse)
-
-
 @dataclasses.dataclass(frozen=True)
 class _InThread:
     """A function that the program of a capture runs in another thread."""
@@ -98,7 +95,7 @@ def _starting() -> _jax.Change:
     return _jax.Change(threading.Thread, "start", start)
 
 
-threads = _jax.InPlace(_starting())
+CHANGES = (*_jax.opaque_calls(_looked_at, _refuse).changes, _starting())
 
 
 def submitting(pools: Any) -> _jax.Change:

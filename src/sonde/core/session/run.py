@@ -13,28 +13,29 @@ from sonde.core.interpret.rules.remat import recomputing
 from sonde.core.interpret.trace import SiteTrace
 from sonde.core.marks.primitive import kept
 from sonde.core.marks.site_search import has_sites
-from sonde.core.modules import trace_variants as boundaries
+from sonde.core.modules import trace_variants
 from sonde.core.modules.call_stack import NOTHING, ModuleRequest, Wanted, begin_call_stack
 from sonde.core.modules.index import has_modules
 from sonde.core.modules.lineage import Changed
+from sonde.core.session import opaque_calls
 from sonde.core.session.inside_protocol import InsideRequest, change_libraries
-from sonde.core.session.opaque_calls import opaque, submitting, threads
 from sonde.core.session.session import Session, has_outlived_capture
 from sonde.core.session.state import CaptureState, capture_state
 
-_parts = (
-    boundaries.hook,
-    _jax.meshes_can_be_set(SiteTrace),
-    _jax.maps_told_apart(has_sites),
-    _jax.examples_named(lambda: (state := capture_state()) is not None and state.sees_all),
-    kept,
-    opaque,
-    recomputing,
-    threads,
-    _jax.eager_shortcut(SiteTrace, has_sites, call_directly, lambda trace: trace.changed, SiteTrace.not_donated),
+# Every change to JAX that is in place while a session runs, in any thread.
+_changes = _jax.InPlace(
+    *trace_variants.CHANGES,
+    *opaque_calls.CHANGES,
+    *kept.changes,
+    *recomputing.changes,
+    *_jax.meshes_can_be_set(SiteTrace).changes,
+    *_jax.maps_told_apart(has_sites).changes,
+    *_jax.examples_named(lambda: (state := capture_state()) is not None and state.sees_all).changes,
+    *_jax.eager_shortcut(
+        SiteTrace, has_sites, call_directly, lambda trace: trace.changed, SiteTrace.not_donated
+    ).changes,
 )
-_changes = _jax.InPlace(*[change for some in _parts for change in some.changes])
-_jax.when_loaded("concurrent.futures.thread", lambda module: _changes.add(submitting(module)))
+_jax.when_loaded("concurrent.futures.thread", lambda module: _changes.add(opaque_calls.submitting(module)))
 _jax.at_first_capture(lambda: change_libraries(_changes))
 
 

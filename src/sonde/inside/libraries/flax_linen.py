@@ -8,7 +8,7 @@ from typing import Any
 
 import flax.linen as nn
 
-from sonde.core import name_of_method, told_apart_by
+from sonde.core import name_of_method, register_told_apart
 from sonde.inside.libraries.named_paths import run_named, scope_of
 from sonde.inside.libraries.registry import Model
 
@@ -45,4 +45,4 @@ def _paths_given(args: Sequence[Any]) -> Any:
     return tuple([module.path for module in modules if module.scope is not None]) or None
 
 
-told_apart_by.append(_paths_given)
+register_told_apart(_paths_given)
