@@ -56,6 +56,7 @@ class PReLU(Module):
         Returns:
             An array shaped as the inputs.
         """
-        dtype = self.dtype if self.dtype is not None else jnp.result_type(inputs)
-        inputs, slope = promote_all(self.promote_dtype, (inputs, self.negative_slope[...]), dtype)
-        return ops.prelu(inputs, slope)
+        slope = self.negative_slope[...]
+        if self.dtype is None:
+            return ops.prelu(inputs, jnp.asarray(slope, jnp.result_type(inputs)))
+        return ops.prelu(*promote_all(self.promote_dtype, (inputs, slope), self.dtype))

@@ -185,8 +185,9 @@ class _GatedCell(_VectorCell):
             use_bias = not self._bias_is_of_inputs
             return linear(n_gates, hidden_features, recurrent_kernel_init, recurrent_kernel_metadata, use_bias)
 
-        self._make_maps(of_inputs, of_memory)
+        # Before the maps: if there is no stream for carries, both draw from one, and the order decides what they get.
         self._keep(rngs, keep_rngs, carry_init)
+        self._make_maps(of_inputs, of_memory)
 
     def _make_maps(self, of_inputs: MakeMap, of_memory: MakeMap) -> None:
         """Makes the maps in the order in which their initial values are drawn; each for a given number of gates."""
@@ -389,6 +390,7 @@ class SimpleCell(_VectorCell):
         self.residual = residual
         self.activation_fn = activation_fn
         self.promote_dtype = promote_dtype
+        self._keep(rngs, keep_rngs, carry_init)
         # The state's map is drawn first, as in Flax, so that initial values are the same.
         self.dense_h = Linear(
             hidden_features,
@@ -413,7 +415,6 @@ class SimpleCell(_VectorCell):
             kernel_metadata=kernel_metadata,
             bias_metadata=bias_metadata,
         )
-        self._keep(rngs, keep_rngs, carry_init)
 
     @names_its_place
     def __call__(self, carry: jax.Array, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -104,8 +104,8 @@ class SpectralNorm(Module):
                 kernel[...], u[...], n_steps=self.n_steps, epsilon=self.epsilon, dtype=self.dtype
             )
             if update_stats:
-                u.set_value(new_u)
-                sigma.set_value(new_sigma)
+                u.set_value(jnp.asarray(new_u, u.dtype))
+                sigma.set_value(jnp.asarray(new_sigma, sigma.dtype))
             kernel.set_value(jnp.asarray(value, kernel.dtype))
         return self.layer_instance(x)
 
