@@ -73,12 +73,12 @@ def check(library, kind, transform):
     close(cotangents, hand[module].grads, rtol=1e-4)
     close([mine[name].grads for name in names], hand["hidden"].grads, rtol=1e-4)
 
-    halve, spoil = (lambda v, by=by: jax.tree.map(lambda a: a * by, v) for by in (0.5, jnp.inf))
+    halve, spoil = (lambda v, f=f: jax.tree.map(f, v) for f in (lambda a: a * 0.5, lambda a: jnp.sqrt(-1 - a * a)))
     for path, first, sown in ((module, module, module), (variable, names[0], "hidden")):
         again = lambda: transform(lambda p, x: apply(p, x))
         expected = by_hand(lambda: sonde.edit(again(), {sown: halve})(params, x))
         close(sonde.edit(run, {path: halve}, inside=inside)(params, x), expected)
-        # Before this site nothing is infinite; after it, everything.
+        # Before this site everything is finite; at it, the edit makes NaN.
         found = sonde.first_nonfinite(sonde.edit(run, {path: spoil}, inside=inside), inside=inside)(params, x)
         want = by_hand(lambda: sonde.first_nonfinite(sonde.edit(again(), {sown: spoil}))(params, x))
         assert found is not None and want is not None
