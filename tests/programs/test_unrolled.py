@@ -37,6 +37,18 @@ def test_a_tape_runs_again_from_a_value_that_is_replaced() -> None:
     assert tape.again({doubled: jnp.zeros(3)})[tape.results[0]] == 1
 
 
+def test_examples_that_ended_keep_what_they_had() -> None:
+    """Under `vmap` a `while_loop` runs until the last example ends."""
+
+    def looped(x: Any, n: Any) -> Any:
+        return lax.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, jnp.sin(s[1]) + 1.5), (0, x))
+
+    args = jnp.arange(3.0), jnp.array([1, 3, 0])
+    tape = tape_of(trace(jax.vmap(looped), args, {}))
+    for slot, expected in zip(tape.results, jax.vmap(looped)(*args), strict=True):
+        np.testing.assert_allclose(tape.array(slot), expected, rtol=1e-6)
+
+
 def test_what_the_table_says_is_moved_is_moved() -> None:
     x = jnp.arange(1.0, 25.0).reshape(4, 6)
 

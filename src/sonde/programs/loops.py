@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jax import Array, lax
 
 from sonde import _jax
 from sonde.programs.flat import Equation
@@ -53,6 +55,26 @@ def loop_of(equation: Equation) -> Loop | None:
         test = params["cond_jaxpr"], everything[:n_test]
         return Loop("while", params["body_jaxpr"], everything[n_test:], n_body, n_carry, None, test=test)
     return None
+
+
+def carried_on(again: Array, new: Sequence[Array], old: Sequence[Array]) -> list[Array]:
+    """What a `while_loop` carries on after an iteration.
+
+    Under `vmap` each example has a test of its own, and the loop runs until the last one ends. Examples that ended
+    before keep what they had: JAX selects it when it compiles the loop, so no equation of the program says so.
+
+    Args:
+        again: What the test said before the iteration: one boolean, or one for each example.
+        new: The results of the iteration.
+        old: What was carried into it.
+    """
+    if not again.ndim:
+        return list(new)
+
+    def selected(new_value: Array, old_value: Array) -> Array:
+        return lax.select(lax.broadcast_in_dim(again, new_value.shape, range(again.ndim)), new_value, old_value)
+
+    return [selected(new_value, old_value) for new_value, old_value in zip(new, old)]
 
 
 def branch_taken(equation: Equation, index: np.ndarray) -> int:

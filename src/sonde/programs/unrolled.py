@@ -14,7 +14,7 @@ import numpy as np
 
 from sonde import _jax
 from sonde.programs.flat import Equation, Level, flatten
-from sonde.programs.loops import Loop, branch_taken, loop_of
+from sonde.programs.loops import Loop, branch_taken, carried_on, loop_of
 from sonde.programs.running import run_equation
 from sonde.programs.traced import Program
 
@@ -193,4 +193,11 @@ class _Unrolling:
             (again,) = self.run(test, [*tested, *carry])
             if not bool(np.any(self.tape.array(again))):
                 return carry
-            carry = self.run(body, [*consts, *carry])
+            new = self.run(body, [*consts, *carry])
+            carry = self.step("select", [again, *new, *carry], _carried_on) if self.tape.array(again).ndim else new
+
+
+def _carried_on(values: Sequence[Any]) -> list[Any]:
+    """`carried_on`, of the test, the new values and the old ones in one list."""
+    n_carry = (len(values) - 1) // 2
+    return carried_on(values[0], values[1 : n_carry + 1], values[n_carry + 1 :])

@@ -18,7 +18,7 @@ from jax import lax
 from sonde import _jax
 from sonde.core import LoopName, path_under, with_capture_state
 from sonde.programs.flat import Level, flatten
-from sonde.programs.loops import Loop, branch_taken, loop_of
+from sonde.programs.loops import Loop, branch_taken, carried_on, loop_of
 from sonde.programs.running import on_host, run_equation
 from sonde.why.reads import Index
 from sonde.why.walk import ENTER, Around, Position, Scene, Walk
@@ -111,7 +111,7 @@ class _Runs:
                 number, now = state[0], state[1]
                 more = number < last
                 if test is not None:
-                    return more & test(*tested, *now)[0]
+                    return more & jnp.any(test(*tested, *now)[0])
                 return more & (number < loop.length)
 
             def iterate(state: Any) -> Any:
@@ -119,6 +119,8 @@ class _Runs:
                 position = loop.length - 1 - number if loop.reverse and loop.length is not None else number
                 row = [lax.dynamic_index_in_dim(x, position, keepdims=False) for x in rows]
                 new = body(*consts, *now, *row)[: loop.n_carry]
+                if test is not None:
+                    new = carried_on(test(*tested, *now)[0], new, now)
                 kept = [jnp.where(number == snapshot, a, b) if _is_plain(a) else a for a, b in zip(now, kept)]
                 found = [_varying(bad(x, f), t) for x, f, t in zip(new, flat, carry_types)]
                 starts = [
@@ -156,7 +158,7 @@ def first_bad_inside(walk: Walk, scene: Scene, number: int) -> Position | None:
         consts, carry, rows = inputs[: loop.n_consts], inputs[loop.n_consts : first_row], inputs[first_row:]
 
         def going_on(state: Any) -> Any:
-            return state[0] < loop.length if test is None else test(*tested, *state[1])[0]
+            return state[0] < loop.length if test is None else jnp.any(test(*tested, *state[1])[0])
 
         def iterate(state: Any) -> Any:
             at, now, firsts = state
@@ -165,11 +167,10 @@ def first_bad_inside(walk: Walk, scene: Scene, number: int) -> Position | None:
             env = {**body.constants, **dict(enumerate((*consts, *now, *row)))}
             _run_into(env, body, walk.callbacks)
             bad = jnp.stack([jnp.any(question.severity(env[slot], jnp) > 0) for slot in slots])
-            return (
-                at + 1,
-                [env[slot] for slot in body.outputs[: loop.n_carry]],
-                jnp.where(bad & (firsts < 0), at, firsts),
-            )
+            new = [env[slot] for slot in body.outputs[: loop.n_carry]]
+            if test is not None:
+                new = carried_on(test(*tested, *now)[0], new, now)
+            return at + 1, new, jnp.where(bad & (firsts < 0), at, firsts)
 
         state = jnp.int32(0), list(carry), jnp.full(len(slots), -1, jnp.int32)
         return [lax.while_loop(going_on, iterate, state)[2]]

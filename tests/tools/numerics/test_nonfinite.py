@@ -98,6 +98,20 @@ def test_a_branch_not_taken_is_not_reported():
     assert first_nonfinite(f)(False, X).path == "bad"
 
 
+def test_a_while_loop_whose_examples_end_at_different_iterations():
+    def looped(x, n):
+        def body(state):
+            i, y = state
+            return i + 1, sow(jnp.where(i == 1, jnp.log(-1 - y * y), jnp.sin(y) + 1.5), "h")
+
+        return jax.lax.while_loop(lambda state: state[0] < n, body, (0, x))[1]
+
+    args = jnp.arange(3.0), jnp.array([1, 3, 1])
+    found = first_nonfinite(jax.vmap(looped))(*args)
+    assert (found.operation, found.path, found.iteration, found.example) == ("log", "h", (1,), (1,))
+    assert first_nonfinite(jax.vmap(looped))(args[0], jnp.ones(3, int)) is None
+
+
 def test_vmap_counts_over_examples():
     found = first_nonfinite(jax.vmap(lambda x: sow(1 / x, "h")))(jnp.array([[0.0, 1.0], [0.0, 0.0]]))
     assert (found.infs, found.size) == (3, 4)
