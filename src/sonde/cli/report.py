@@ -11,6 +11,7 @@ from sonde.cli.exit_codes import FAILED, FINE, FOUND, TEXT
 from sonde.cli.output import busy, hint, quiet_stdout, show, show_json, show_page
 
 PAGE = "report.html"
+_MOST_SHOWN = 3  # functions whose source is shown
 LEVELS = ("problem", "warning", "note")
 
 
@@ -32,6 +33,7 @@ LEVELS = ("problem", "warning", "note")
     show_default=True,
     help="Lowest severity of findings for which the exit code is 1.",
 )
+@click.option("--source", "with_source", is_flag=True, help="Show the source of the worst functions, line by line.")
 @options.together(options.as_json, options.show_traceback)
 @click.pass_context
 def report(
@@ -47,6 +49,7 @@ def report(
     token_file: str | None,
     title: str | None,
     fail_on: str,
+    with_source: bool,
     as_json: bool,
     show_traceback: bool,
 ) -> None:
@@ -79,7 +82,7 @@ def report(
     if as_json:
         show_json(found.to_json() | {"page": None if page is None else str(page)})
     else:
-        show(found)
+        show(found, *(found.source[:_MOST_SHOWN] if with_source else ()))
         if page is not None:
             show_page(page)
     if grads and found.failure is None and not any(site.gradients for site in found.sites):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import jax
 from sonde._atomic_files import replaced_file
 from sonde._renames import accepts_old_keywords
 from sonde._version import __version__
+from sonde.report.annotated import AnnotatedFunction, annotated_source
 from sonde.report.arguments import Argument
 from sonde.report.budget import fitting
 from sonde.report.failure import Failure
@@ -29,6 +31,8 @@ from sonde.tools.reading.token_labels import words
 
 PICTURE_BYTES = 1_500_000
 """How many bytes of pictures a page holds at most, before they are written as text."""
+
+_MOST_FUNCTIONS = 30  # whose source is on a page
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -77,6 +81,11 @@ class Report:
         parts += [f"the scale of {counted(inputs, 'input')}"] * bool(weights and inputs)
         without = "" if with_gradients else " No gradients were looked at."
         return f"Looked at: {', '.join(parts)}.{without}"
+
+    @functools.cached_property
+    def source(self) -> tuple[AnnotatedFunction, ...]:
+        """The functions that the sites are in, line by line with the statistics of the values; the worst first."""
+        return annotated_source(self.sites, self.findings)
 
     @property
     def pictures(self) -> tuple[Picture, ...]:
@@ -128,6 +137,15 @@ class Report:
                 for f in self.findings
             ],
             "checked": self.checked,
+            "source": [
+                {
+                    "name": function.name,
+                    "place": place(f"{function.file}:{function.worst.number}"),
+                    "worst": function.worst.number if function.worst.unusual >= 1 else 0,
+                    "lines": [[line.number, line.code, line.margin] for line in function.lines],
+                }
+                for function in self.source[:_MOST_FUNCTIONS]
+            ],
             "failure": None
             if failed is None
             else {

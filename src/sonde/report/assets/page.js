@@ -194,6 +194,28 @@ function drawPanels() {
   $("panels").replaceChildren(el("div", { class: "stack" }, ...data.panels.map(panel)));
 }
 
+// The functions line by line, the one with the most unusual line first.
+function drawSource() {
+  const functions = data.source || [];
+  $("source").hidden = !functions.length;
+  const line = (f, [number, code, margin]) =>
+    el(
+      "tr",
+      { class: number === f.worst ? "worst" : null },
+      el("td", { class: "quiet" }, String(number)),
+      el("td", {}, el("code", {}, code)),
+      el("td", {}, margin),
+    );
+  const one = (f, i) =>
+    el(
+      "details",
+      { class: "card", open: i === 0 },
+      el("summary", {}, `${f.name}, ${f.place}`),
+      el("table", { class: "source" }, ...f.lines.map((l) => line(f, l))),
+    );
+  $("source-body").replaceChildren(...functions.map(one));
+}
+
 function start() {
   $("title").textContent = data.title;
   const counts = ["problem", "warning", "note"]
@@ -204,6 +226,7 @@ function start() {
     `${plural(byPath.size, "site")}, ${told}. Made ${data.made} with Sonde ${data.versions.sonde} and JAX ${data.versions.jax}.`;
   showFindings();
   drawPanels();
+  drawSource();
   const amount = (path) => {
     const side = byPath
       .get(path)
