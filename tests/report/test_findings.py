@@ -8,7 +8,7 @@ import pytest
 import sonde
 from sonde.report import examine
 from sonde.report.findings import SEVERITIES
-from sonde.report.findings.depth import families, natural
+from sonde.tools.numerics.families import families, natural
 
 
 def normal(*shape, seed=0):

@@ -17,7 +17,6 @@ from sonde.report.annotated import AnnotatedFunction, annotated_source
 from sonde.report.arguments import Argument
 from sonde.report.budget import fitting
 from sonde.report.failure import Failure
-from sonde.report.findings.depth import families
 from sonde.report.findings.finding import Finding
 from sonde.report.panels import HeatMap, Panel
 from sonde.report.pictures import Picture
@@ -25,6 +24,7 @@ from sonde.report.plain_json import counted, place, plain
 from sonde.report.site_data import Examined
 from sonde.report.tables import picture_data, sites_data
 from sonde.tools.numerics.array_statistics import EDGES
+from sonde.tools.numerics.families import families
 from sonde.tools.numerics.summarize import Summary
 from sonde.tools.reading.heatmap import Drawn
 from sonde.tools.reading.token_labels import words

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from sonde._array_text import indexed
 from sonde.core import WholePaths
-from sonde.report.findings.depth import family, natural
 from sonde.report.plain_json import counted
 from sonde.report.site_data import Examined
 from sonde.report.tables import site_data
+from sonde.tools.numerics.families import family, natural
 
 if TYPE_CHECKING:
     from sonde.report.report import Report

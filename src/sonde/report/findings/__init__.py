@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from sonde.report.arguments import Argument
 from sonde.report.findings.attention import attention, attention_outliers, softmax_twice, wrong_axis
-from sonde.report.findings.depth import family
 from sonde.report.findings.finding import SEVERITIES, Finding, Severity
 from sonde.report.findings.flow import jumps, over_depth, over_iterations
 from sonde.report.findings.inputs import inputs
@@ -18,6 +17,7 @@ from sonde.report.findings.peers import normalization_outliers, scale_outliers, 
 from sonde.report.findings.precision import near_overflow, underflow
 from sonde.report.findings.units import constant, dead_units, no_gradient, saturated
 from sonde.report.site_data import Examined
+from sonde.tools.numerics.families import family
 from sonde.tools.numerics.nonfinite import NonFinite
 
 __all__ = ["SEVERITIES", "Finding", "Severity", "find"]

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sonde.report.findings.depth import families
 from sonde.report.findings.finding import Finding
 from sonde.report.findings.thresholds import ATTENTION_QUERIES, ATTENTION_SHARE, ENTROPY_RATIO, MEMBERS
 from sonde.report.site_data import Examined, Step, is_shares
 from sonde.report.traits import FLAT
+from sonde.tools.numerics.families import families
 
 _COLLAPSED = (
     "Every query looks at the same position: the scores are too large. Normalise queries and keys, scale by "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from sonde.report.findings.depth import families, layer
 from sonde.report.findings.finding import Finding
 from sonde.report.findings.thresholds import (
     DEPTH,
@@ -17,6 +16,7 @@ from sonde.report.findings.thresholds import (
     LOOP_RATIO,
 )
 from sonde.report.site_data import Examined, Step, is_shares
+from sonde.tools.numerics.families import families, layer
 
 _VANISH = (
     "Layers whose gradient vanishes do not learn: add residual connections or normalisation, use an activation that "

@@ -7,7 +7,6 @@ farther it must be.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections import Counter
@@ -16,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from sonde.report.arguments import Argument
-from sonde.report.findings.depth import families, family
 from sonde.report.findings.finding import Finding
 from sonde.report.findings.thresholds import (
     CORRUPT_PEAK,
@@ -31,6 +29,7 @@ from sonde.report.findings.thresholds import (
     WEIGHT_RATIO,
 )
 from sonde.report.site_data import Examined, is_shares
+from sonde.tools.numerics.families import Outlier, families, family, find_outlier
 
 _OUTLIER = (
     "The other layers of this family agree with each other: compare this layer's code, initialization and weights with "
@@ -53,27 +52,6 @@ _CORRUPT = "One element this large decides the layer's result: look for a damage
 _NORM = "Look for a normalization that was left out, or that runs over another axis than the last, as in x.mean(1)."
 _MAY_BE_CONSTANT = ("scale", "gamma", "bias", "beta", "mask", "temperature")
 _EMBEDDINGS = ("embed", "wte", "wpe", "position", "token", "vocab", "lookup", "table")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Outlier:
-    index: int
-    ratio: float  # to the median of the others
-    usual: float
-
-
-def _outlier(numbers: Sequence[float], least_ratio: float) -> _Outlier | None:
-    """The member that is far from the others, if there is just one."""
-    sizes = np.log(np.maximum(numbers, 1e-300))
-    best = None
-    for index in range(len(sizes)):
-        others = np.delete(sizes, index)
-        median = float(np.median(others))
-        distance = abs(float(sizes[index]) - median)
-        spread = float(np.max(np.abs(others - median)))
-        if distance > max(math.log(least_ratio), OUTLIER_SPREAD * spread) and (best is None or distance > best[0]):
-            best = distance, _Outlier(index, math.exp(float(sizes[index]) - median), math.exp(median))
-    return None if best is None else best[1]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -119,7 +97,7 @@ def _scale_finding(members: Sequence[tuple[Examined, float]], gradient: bool) ->
         return None
     ordered = list(reversed(members)) if gradient else list(members)
     scales = [scale for _, scale in ordered]
-    alone = _outlier(scales, GRADIENT_OUTLIER_RATIO if gradient else OUTLIER_RATIO)
+    alone = find_outlier(scales, GRADIENT_OUTLIER_RATIO if gradient else OUTLIER_RATIO, OUTLIER_SPREAD)
     if alone is not None and alone.index in (0, len(scales) - 1) and not _is_far(alone):
         alone = None
     what = "gradient" if gradient else "value"
@@ -135,7 +113,7 @@ def _scale_finding(members: Sequence[tuple[Examined, float]], gradient: bool) ->
     if gradient or len(scales) < MEMBERS + 1:
         return None
     changes = [after / before for before, after in itertools.pairwise(scales)]
-    step = _outlier(changes, OUTLIER_RATIO)
+    step = find_outlier(changes, OUTLIER_RATIO, OUTLIER_SPREAD)
     if step is None or step.index == 0:  # from the first layer on, a stream has another scale than its embedding
         return None
     site, scale = ordered[step.index + 1]
@@ -158,7 +136,7 @@ def _is_of_few_elements(site: Examined) -> bool:
     return float(np.median(shares)) > FEW_ELEMENTS
 
 
-def _is_far(outlier: _Outlier) -> bool:
+def _is_far(outlier: Outlier) -> bool:
     """Whether even the first or the last layer, which differ from those between, would be an outlier."""
     return abs(math.log(outlier.ratio)) > math.log(END_RATIO)
 
@@ -288,7 +266,7 @@ def _scale_of_weights(found: Sequence[Argument], matrices: Sequence[Argument]) -
 def _of_weights(
     members: Sequence[Argument], measure: Callable[[Argument], float], others: str, least: float
 ) -> Iterator[Finding]:
-    outlier = _outlier([measure(a) for a in members], least)
+    outlier = find_outlier([measure(a) for a in members], least, OUTLIER_SPREAD)
     if outlier is None or (outlier.index in (0, len(members) - 1) and least == WEIGHT_RATIO and not _is_far(outlier)):
         return
     argument = members[outlier.index]

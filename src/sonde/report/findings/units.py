@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sonde.report.findings.depth import families
 from sonde.report.findings.finding import Finding
 from sonde.report.findings.thresholds import CONSTANT_SIZE, DEAD_EXAMPLES, DEAD_SHARE, MEMBERS, SATURATED_SHARE
 from sonde.report.site_data import Examined, Step, is_shares
+from sonde.tools.numerics.families import families
 
 _DEAD = (
     "Units that never fire get no gradient and stay dead: lower the learning rate, use leaky_relu or gelu, normalise "

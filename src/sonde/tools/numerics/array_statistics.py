@@ -31,20 +31,26 @@ EDGES: np.ndarray = np.concatenate([[-np.inf], -_POWERS[::-1], _POWERS, [np.inf]
 """The edges of the histogram's bins; the bin in the middle holds zero and what is nearly zero."""
 
 _TAILED = ("alive", "histogram")  # moments that are not a single number
-_COUNTS = ("size", "finite", "zeros")
+FORMATS: tuple[str, ...] = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+"""The narrow formats that `overflow_` and `underflow_` are about."""
+_LOST = tuple(f"{how}_{name}" for name in FORMATS for how in ("overflow", "underflow"))
+_COUNTS = ("size", "finite", "zeros", *_LOST)
 _FLOATS = ("scale", "mean", "deviation", "norm", "low", "high")
 _NEEDED = {
     "mean": ("finite", "mean", "scale"),
     "std": ("finite", "mean", "deviation", "scale"),
     "min": ("low",),
     "max": ("high",),
-    "norm": ("norm", "scale"),
+    "norm": ("finite", "norm", "scale"),
     "zeros": ("zeros",),
     "dead": ("alive",),
     "nonfinite": ("finite",),
     "histogram": ("histogram",),
 }
 NAMES: tuple[str, ...] = tuple(_NEEDED)
+"""The names of the statistics that are computed if none are named."""
+_NEEDED |= {"amax": ("low", "high"), **{name: ("finite", name) for name in _LOST}}
+ALL_NAMES: tuple[str, ...] = tuple(_NEEDED)
 """The names of all statistics."""
 
 
@@ -58,12 +64,14 @@ class Statistics:
         std: Their standard deviation.
         min: The smallest of them.
         max: The largest of them.
-        norm: The root of the sum of their squares.
+        norm: The root of the sum of their squares; NaN if no element is finite.
         zeros: How many elements are exactly zero.
         units: How many units there are: the length of the last axis.
         dead: How many units are zero in every example and position.
         nonfinite: How many elements are NaN or infinite.
         histogram: How many elements are in each of the bins between `EDGES`.
+        lost: For each `overflow_` and `underflow_` with the name of a format: the share of the elements that would be
+            infinite or NaN in that format, or zero, and are not.
     """
 
     size: int
@@ -77,6 +85,16 @@ class Statistics:
     dead: int | None = None
     nonfinite: int | None = None
     histogram: np.ndarray | None = None
+    lost: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def amax(self) -> float | None:
+        """The largest magnitude of the finite elements."""
+        return None if self.min is None or self.max is None else max(-self.min, self.max)
+
+    def number(self, name: str) -> float:
+        """A statistic by its name."""
+        return self.lost[name] if name in self.lost else getattr(self, name)
 
 
 def moments(array: Any, names: Collection[str] = NAMES, *, often: bool = False) -> dict[str, Any]:
@@ -144,6 +162,7 @@ def _of_row(row: np.ndarray, exponents: Exponents, shape: tuple[int, ...], names
         "high": lambda: high,
         "zeros": lambda: zeros,
     }
+    made |= {name: functools.partial(_lost, row, name, (0,), np) for name in _LOST}
     needed = {moment for name in names for moment in _NEEDED[name]}
     counts, floats = _packed(names)
     found: dict[str, Any] = {"counts": np.array([made[m]() for m in counts], np.int32)}
@@ -200,12 +219,21 @@ def _made(
         "alive": lambda: _alive(x, lead, xp),
         "histogram": lambda: _counts(kept, xp.ones(x.shape, bool) if ok is None else ok, lead, xp),
     }
+    made |= {name: functools.partial(_lost, kept, name, axes, xp) for name in _LOST}
     needed = {moment for name in names for moment in _NEEDED[name]}
     counts, floats = _packed(names)
     packed = {"counts": xp.stack([made[m]() for m in counts], -1)}
     if floats:
         packed["floats"] = xp.stack([made[m]() for m in floats], -1)
     return packed | {moment: made[moment]() for moment in _TAILED if moment in needed}
+
+
+def _lost(x: Any, name: str, axes: tuple[int, ...], xp: Any) -> Any:
+    """How many finite elements overflow or underflow in a narrow format."""
+    how, _, narrow = name.partition("_")
+    stored = x.astype(np.dtype(narrow)).astype(np.float32)
+    lost = ~xp.isfinite(stored) if how == "overflow" else (stored == 0) & (x != 0)
+    return xp.sum(lost, axes, dtype=np.int32)
 
 
 def _alive(x: Any, lead: int, xp: Any) -> Any:
@@ -297,6 +325,8 @@ def described(
         found["norm"] = _root_of_squares(several("norm") / several("scale"))
     if "zeros" in parts:
         found["zeros"] = int(several("zeros").sum())
+    lost = {name: int(several(name).sum()) / max(size, 1) for name in _LOST if name in parts}
+    found |= {"lost": lost} if lost else {}
     if "alive" in parts:
         alive = several("alive").any(axis=0)
         found["units"], found["dead"] = alive.size, int((~alive).sum())
@@ -328,9 +358,11 @@ def _of_one(parts: Mapping[str, np.ndarray]) -> Statistics:
     if "high" in parts:
         found["max"] = _or_nan(parts["high"])
     if "norm" in parts:
-        found["norm"] = float(parts["norm"]) / scale
+        found["norm"] = math.nan if size and not int(parts["finite"]) else float(parts["norm"]) / scale
     if "zeros" in parts:
         found["zeros"] = int(parts["zeros"])
+    lost = {name: int(parts[name]) / max(size, 1) for name in _LOST if name in parts}
+    found |= {"lost": lost} if lost else {}
     if "alive" in parts:
         found["units"], found["dead"] = parts["alive"].size, int((~parts["alive"]).sum())
     if "histogram" in parts:

@@ -7,10 +7,12 @@ wait.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,12 +22,58 @@ from sonde.core import Pattern, Records, capture, check_callable, check_pattern,
 from sonde.errors import CaptureError
 from sonde.tools.execution.host_transfer import Fetching
 from sonde.tools.execution.record_values import check_numbers, chooses, each_seen
-from sonde.tools.numerics.array_statistics import NAMES, check_names, described, moments_of_parts
+from sonde.tools.numerics.array_statistics import ALL_NAMES, check_names, described, moments_of_parts
+from sonde.tools.numerics.nonfinite import first_nonfinite
+from sonde.tools.training.alerts import LOSS, RULES, Alert, Watchdog, log_alert
+from sonde.tools.training.bundle import write_bundle
 from sonde.tools.training.packed_statistics import stacked_capture, worth_stacking
 from sonde.tools.training.writers import Writer, json_lines
 
 _GRADIENT = "grad_"
-_SCALARS = tuple(name for name in NAMES if name != "histogram")
+_COUNTS = ("nonfinite", "zeros", "dead")
+_SCALARS = tuple(name for name in ALL_NAMES if name != "histogram")
+
+
+class Call(NamedTuple):
+    """The arguments of a step.
+
+    Attributes:
+        step: The number of the step.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+    """
+
+    step: int
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Watching:
+    """What a monitored step does with its numbers besides writing them.
+
+    Attributes:
+        rules: The names of the rules.
+        alert: Called with each alert.
+        loss: Takes the loss from the result of a step.
+        weights: The argument that holds the weights, and the position of the new ones in the result.
+        bundle: The folder that the step of the first NaN is written to.
+    """
+
+    rules: tuple[str, ...] = ()
+    alert: Callable[[Alert], None] = log_alert
+    loss: Callable[[Any], Any] | None = None
+    weights: tuple[int, int | None] | None = None
+    bundle: Path | None = None
+
+
+class _Pending(NamedTuple):
+    """The numbers of a step that are on their way to the host."""
+
+    step: int
+    sent: Fetching
+    scalars: dict[str, Any]
+    call: Call | None
 
 
 class Monitored:
@@ -33,29 +81,40 @@ class Monitored:
 
     Attributes:
         step: How many steps have run.
+        alerts: What the rules have found.
+        last_good: The number, the arguments and the keyword arguments of the last monitored step whose numbers were
+            all finite; None before there is one, or if no bundle was asked for.
     """
 
     def __init__(
         self,
-        train_step: Callable,
+        train_step: Callable[..., Any],
         wanted: Mapping[Pattern, Collection[str]],
         every: int,
         writers: Sequence[Writer],
-        inside: Any = None,
+        inside: Any,
+        watching: Watching,
     ) -> None:
         functools.update_wrapper(self, train_step, updated=())
         self.step = 0
+        self.alerts: list[Alert] = []
+        self.last_good: Call | None = None
+        self._watching = watching
+        self._watchdog = Watchdog(watching.rules, watching.alert)
+        self._inside = inside
         self._latest: dict[str, float] = {}
         self._train_step = train_step
         self._wanted = wanted
         self._every = every
         self._writers = writers
-        self._pending: tuple[int, Fetching] | None = None
+        self._pending: _Pending | None = None
         self._checked = False
         self._chosen: dict[str, tuple[list[str], list[str]]] = {}
         asked = {name for names in wanted.values() for name in names}
-        self._names = tuple(n for n in _SCALARS if n in asked or _GRADIENT + n in asked)
         grads = any(name.startswith(_GRADIENT) for name in asked)
+        # A gradient that is NaN has no norm, which only the count of such elements tells.
+        asked |= {"nonfinite"} if grads else set()
+        self._names = tuple(n for n in _SCALARS if n in asked or _GRADIENT + n in asked)
         self._stacked = None
         if worth_stacking() and all(isinstance(pattern, str) for pattern in wanted):
             self._stacked = stacked_capture(
@@ -75,13 +134,22 @@ class Monitored:
         self.step += 1
         if step % self._every:
             return self._train_step(*args, **kwargs)
+        # The step may donate its arguments; what is to be kept is copied before.
+        call = Call(step, *jax.tree.map(_copied, (args, kwargs))) if self._watching.bundle is not None else None
+        before = [] if self._watching.weights is None else _leaves_at(args, self._watching.weights[0])
         result, sent = self._watched(*args, **kwargs)
         if not self._checked:
             self._check_gradients(sent.arrived())
             self._checked = True
-        if self._writers:  # while the device is busy with the step
+        if self._writers or self._watching.rules:  # while the device is busy with the step
             self.flush()
-        self._pending = (step, sent)
+        scalars: dict[str, Any] = {}
+        if self._watching.loss is not None:
+            scalars[LOSS] = self._watching.loss(result)
+        if before:
+            assert self._watching.weights is not None
+            scalars |= _update_ratios(before, _leaves_at(result, self._watching.weights[1]))
+        self._pending = _Pending(step, sent, scalars, call)
         return result
 
     def _watched(self, *args: Any, **kwargs: Any) -> tuple[Any, Fetching]:
@@ -102,16 +170,40 @@ class Monitored:
     def flush(self) -> dict[str, float]:
         """Reads and writes all outstanding numbers; returns the newest."""
         if self._pending is not None:
-            step, sent = self._pending
-            self._pending = None
-            self._latest = self._numbers(sent.arrived())
+            pending, self._pending = self._pending, None
+            shown, units = self._numbers(pending.sent.arrived())
+            shown |= {name: float(np.asarray(number)) for name, number in pending.scalars.items()}
+            self._latest = shown
             if jax.process_index() == 0:  # all processes have the same numbers
                 for write in self._writers:
-                    write(step, self._latest)
+                    write(pending.step, self._latest)
+            self._watch_over(pending, units)
         return self._latest
 
-    def _numbers(self, records: Records) -> dict[str, float]:
+    def _watch_over(self, pending: _Pending, units: Mapping[str, float]) -> None:
+        """Applies the rules; keeps the call if all is well, and writes the bundle at the first NaN."""
+        new = self._watchdog.look(pending.step, self._latest | units)
+        is_first = not any(alert.rule == "nan" for alert in self.alerts)
+        self.alerts += new
+        if pending.call is None:
+            return
+        if not any(alert.rule == "nan" for alert in new) and is_first:
+            self.last_good = pending.call
+        elif is_first:
+            # Bad arguments are the work of an earlier step: the last good ones lead to it.
+            bad = _has_bad((pending.call.args, pending.call.kwargs))
+            call = self.last_good if bad and self.last_good is not None else pending.call
+            found = None
+            if call is pending.call:
+                found = first_nonfinite(self._train_step, inside=self._inside)(*call.args, **call.kwargs)
+            answer = f"step {call.step}\n{found or new[0]}"
+            assert self._watching.bundle is not None
+            write_bundle(self._watching.bundle, self._train_step, call.args, call.kwargs, answer=answer)
+
+    def _numbers(self, records: Records) -> tuple[dict[str, float], dict[str, float]]:
+        """The numbers by name; and, for the rules, how many units there are where dead ones are counted."""
         found: dict[str, float] = {}
+        units: dict[str, float] = {}
         for seen in each_seen(records):
             names = self._names_at(seen.path, records)[seen.gradient]
             if not names:
@@ -123,8 +215,14 @@ class Monitored:
                     statistics = described(one, here, self._names)
                     at = f"{place}@{','.join(map(str, iteration))}" if iteration else place
                     for name in names:
-                        found[f"{at}/{name}"] = float(getattr(statistics, name.removeprefix(_GRADIENT)))
-        return found
+                        number = float(statistics.number(name.removeprefix(_GRADIENT)))
+                        is_count = name.removeprefix(_GRADIENT) in _COUNTS
+                        if seen.gradient and statistics.nonfinite and not is_count:
+                            number = math.nan
+                        found[f"{at}/{name}"] = number
+                    if statistics.units:
+                        units[f"{at}/units"] = float(statistics.units)
+        return found, units
 
     def _check_gradients(self, records: Records) -> None:
         """At the first monitored step: raises an error if a requested gradient is missing."""
@@ -177,6 +275,44 @@ class Monitored:
         self.flush()
 
 
+def _copied(x: Any) -> Any:
+    return x.copy() if isinstance(x, jax.Array) else x
+
+
+def _leaves_at(values: Any, position: int | None) -> list[tuple[str, Any]]:
+    """Copies of the arrays of floating point at a position, with their paths; of all, if the position is None."""
+    chosen = values if position is None else values[position]
+    found = jax.tree_util.tree_flatten_with_path(chosen)[0]
+    return [
+        (jax.tree_util.keystr(path, simple=True, separator="/"), _copied(leaf))
+        for path, leaf in found
+        if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating)
+    ]
+
+
+def _update_ratios(before: list[tuple[str, Any]], after: list[tuple[str, Any]]) -> dict[str, Any]:
+    """By how much a step changes each parameter: the norm of the change over that of the parameter."""
+    new = dict(after)
+    ratios = _ratios([x for path, x in before if path in new], [new[path] for path, _ in before if path in new])
+    paths = [path for path, _ in before if path in new]
+    return {f"{path or 'weights'}/update_ratio": ratio for path, ratio in zip(paths, ratios)}
+
+
+@jax.jit
+def _ratios(before: list[Any], after: list[Any]) -> list[Any]:
+    def norm(x: Any) -> Any:
+        return jax.numpy.sqrt(jax.numpy.sum(jax.numpy.square(x.astype(jax.numpy.float32))))
+
+    return [norm(b - a) / jax.numpy.maximum(norm(a), 1e-30) for a, b in zip(before, after)]
+
+
+def _has_bad(tree: Any) -> bool:
+    """Whether an array of floating point in a pytree holds NaN or Inf."""
+    floats = [x for x in jax.tree.leaves(tree) if isinstance(x, (jax.Array, np.ndarray))]
+    floats = [x for x in floats if jax.numpy.issubdtype(x.dtype, jax.numpy.inexact)]
+    return not all(bool(jax.numpy.isfinite(x).all()) for x in floats)
+
+
 @accepts_old_keywords("sonde.tools.monitor")
 def monitor(
     train_step: Callable,
@@ -185,17 +321,31 @@ def monitor(
     every: int = 10,
     writers: Writer | str | Path | Sequence[Writer] = (),
     inside: Any = None,
+    rules: Sequence[str] = (),
+    alert: Callable[[Alert], None] = log_alert,
+    loss: Callable[[Any], Any] | None = None,
+    weights: tuple[int, int | None] | None = None,
+    bundle: str | Path | None = None,
 ) -> Monitored:
     """A training step that also reports statistics of its sites, every `every` steps.
 
     Args:
         train_step: Any callable; usually a jitted step, with the gradient inside.
         statistics: For each pattern, names of statistics: `mean`, `std`, `min`, `max`, `norm`, `zeros`, `dead`,
-            `nonfinite`; of the gradient with `grad_` in front, as in `grad_norm`.
+            `nonfinite`, `amax`, and the shares that a narrow format loses, `overflow_float16` and `underflow_float16`
+            (or `bfloat16`, `float8_e4m3fn`, `float8_e5m2`); of the gradient with `grad_` in front, as in `grad_norm`.
         every: How many steps apart. The first step is reported.
         writers: Where the numbers go: a file for JSON lines, a writer from `sonde.tools.training.writers`, any function
             of a step and a flat dict, or several of these.
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
+        rules: Names of rules that watch the numbers: `nan`, `exploding`, `vanishing`, `dead`, `family` (a layer leaves
+            its family), `spike` (of the loss). Each alerts once per number.
+        alert: Called with each `Alert`; by default, it is logged as a warning.
+        loss: Takes the loss from the result of a step; it is one of the numbers, as `loss`.
+        weights: Which argument holds the weights, and where in the result the new ones are (None: it is the result).
+            Adds `<path>/update_ratio`, the norm of a step's change over that of the parameter.
+        bundle: A folder. The arguments of the last monitored step are kept, as copies; at the first NaN the step is
+            written there (needs the rule `nan`), or, if its arguments were bad already, the last good one.
 
     Returns:
         A function with the arguments and results of `train_step`. Numbers are named by path and statistic, as in
@@ -203,7 +353,7 @@ def monitor(
         written when the next ones are made, on `flush()`, and at the end of a `with` block.
 
     Raises:
-        ValueError: There is no such statistic, or `every` is less than 1.
+        ValueError: There is no such statistic or rule, or `every` is less than 1.
         NoSuchSiteError: When called: a pattern matches no site.
         CaptureError: When called inside a transform, where there are no numbers yet; or, when called, a statistic of a
             gradient is requested and there is no gradient.
@@ -235,4 +385,12 @@ def monitor(
         wanted[check_pattern(pattern)] = tuple(names)
     several = (writers,) if isinstance(writers, (str, Path)) or callable(writers) else tuple(writers)
     writers = [json_lines(w) if isinstance(w, (str, Path)) else w for w in several]
-    return Monitored(train_step, wanted, every, writers, inside)
+    for rule in rules:
+        if rule not in RULES:
+            raise ValueError(f"monitor: there is no rule {rule!r}; there are {', '.join(RULES)}")
+    if "spike" in rules and loss is None:
+        raise ValueError("monitor: the rule 'spike' needs loss=, a function that takes the loss from the result")
+    if bundle is not None and "nan" not in rules:
+        raise ValueError("monitor: bundle= is written at the first NaN: add the rule 'nan'")
+    watching = Watching(tuple(rules), alert, loss, weights, None if bundle is None else Path(bundle))
+    return Monitored(train_step, wanted, every, writers, inside, watching)

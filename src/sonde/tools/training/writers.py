@@ -1,4 +1,4 @@
-"""Writers for numbers: a file of JSON lines, TensorBoard, Weights & Biases.
+"""Writers for numbers: a file of JSON lines, TensorBoard, Weights & Biases, MLflow.
 
 A writer is any function of a step and a flat dict of numbers. The libraries are loaded when a writer is made.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,18 @@ def weights_and_biases(run: Any = None) -> Writer:
 
     def write(step: int, numbers: Mapping[str, float]) -> None:
         run.log(dict(numbers), step=step)
+
+    return write
+
+
+def mlflow(client: Any = None) -> Writer:
+    """A writer of metrics to the active run of MLflow (needs `mlflow`); or to anything with its `log_metrics`."""
+    target = _optional("mlflow", "mlflow") if client is None else client
+
+    def write(step: int, numbers: Mapping[str, float]) -> None:
+        # MLflow allows no brackets and no @ in names.
+        allowed = {re.sub(r"[^\w\-./ ]", "_", name): x for name, x in numbers.items()}
+        target.log_metrics(allowed, step=step)
 
     return write
 
