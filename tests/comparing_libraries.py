@@ -7,6 +7,7 @@ the largest of them.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +31,12 @@ def check(program: Callable[[Any], Any], theirs: Any, ours: Any, x: Any, *, prec
         x: what the program is called with.
         precise: whether all numbers are doubles.
     """
-    expected, got = _outcome(program, theirs), _outcome(program, ours)
+    with warnings.catch_warnings():
+        # Flax's BatchNorm writes doubles into its float32 averages; JAX warns, and warnings are errors in these tests.
+        # Sonde converts them first, so for Sonde the warning stays an error.
+        warnings.filterwarnings("ignore", "scatter inputs have incompatible types", FutureWarning)
+        expected = _outcome(program, theirs)
+    got = _outcome(program, ours)
     if isinstance(expected, str):
         assert got == expected
         return False
