@@ -12,7 +12,8 @@ from jax.sharding import Mesh, PartitionSpec
 import flax
 from sonde import errors
 from sonde import linen as nn
-from sonde.linen import filters, frozen_dict, meta
+from sonde.linen.sharding import meta
+from sonde.linen.variables import filters, frozen_dict
 
 NESTED = {"b": {"c": 1, "a": {"d": 2}}, "a": 3}
 

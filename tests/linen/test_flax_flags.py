@@ -9,7 +9,7 @@ import pytest
 
 import flax
 from sonde import linen as nn
-from sonde.linen.flax_flags import frozen
+from sonde.linen.flax_names.flags import frozen
 
 
 @pytest.fixture

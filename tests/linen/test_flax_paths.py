@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from sonde import linen as nn
-from sonde.linen.flax_paths import PATHS
+from sonde.linen.flax_names.import_paths import PATHS
 
 
 @pytest.mark.parametrize("path", [*PATHS, "initializers", "kw_only_dataclasses", "partitioning"])

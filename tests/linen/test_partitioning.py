@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from tests.linen.against_flax import assert_same
 
 from sonde import linen as nn
-from sonde.linen import partitioning
+from sonde.linen.sharding import partitioning
 
 KEY = jax.random.key(0)
 X = jnp.arange(3.0)

@@ -31,25 +31,25 @@ from sonde.flax import alias_log as _alias_log
 from sonde.flax import flags as _flax_flags
 from sonde.flax import serialization
 from sonde.flax.release import FOLLOWED
-from sonde.linen import flax_paths as linen_paths
-from sonde.nnx.flax_names import import_paths as nnx_paths
+from sonde.linen.flax_names.import_paths import PATHS as LINEN_PATHS
+from sonde.nnx.flax_names.import_paths import PATHS as NNX_PATHS
 
 _AXES = ("sonde.linen.transforms.axes",)
 #: Other modules of Flax, each with the modules of Sonde that provide its names.
 _AROUND = {
     "flax": (),
     "flax.core": (
-        "sonde.linen.frozen_dict",
-        "sonde.linen.meta",
-        "sonde.linen.filters",
+        "sonde.linen.variables.frozen_dict",
+        "sonde.linen.sharding.meta",
+        "sonde.linen.variables.filters",
         *_AXES,
         "sonde.flax.annotation_types",
     ),
     "flax.core.axes_scan": _AXES,
     "flax.core.lift": (*_AXES, "sonde.flax.annotation_types"),
-    "flax.core.scope": ("sonde.linen.filters", "sonde.flax.annotation_types"),
-    "flax.core.frozen_dict": ("sonde.linen.frozen_dict",),
-    "flax.core.meta": ("sonde.linen.meta",),
+    "flax.core.scope": ("sonde.linen.variables.filters", "sonde.flax.annotation_types"),
+    "flax.core.frozen_dict": ("sonde.linen.variables.frozen_dict",),
+    "flax.core.meta": ("sonde.linen.sharding.meta",),
     "flax.errors": ("sonde.errors",),
     "flax.serialization": ("sonde.flax.serialization",),
     "flax.struct": ("sonde.flax.struct",),
@@ -307,7 +307,7 @@ def _watch(kind: type[types.ModuleType]) -> None:
     for face in _FACES:
         ours = importlib.import_module(f"sonde{face[len('flax') :]}")
         ours.__class__ = kind
-        for path in (nnx_paths if face == "flax.nnx" else linen_paths).PATHS:
+        for path in NNX_PATHS if face == "flax.nnx" else LINEN_PATHS:
             sys.modules[f"{ours.__name__}.{path}"].__class__ = kind
 
 

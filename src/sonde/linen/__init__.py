@@ -2,14 +2,12 @@
 
 Replace `from flax import linen as nn` with `from sonde import linen as nn`: names, arguments, results, parameter trees
 and initial values are the same. What is new: values sown inside any transform, Linen's or JAX's, arrive without
-`variable_axes`. The import paths of Flax's own files, such as `linen.linear`, work too (`flax_paths.py`).
+`variable_axes`. The import paths of Flax's own files, such as `linen.linear`, work too (`flax_names/import_paths.py`).
 """
 
 from sonde._import_paths import hand_on
-from sonde.linen import dtypes, frozen_dict, initializers, kw_only_dataclasses, logical, meta
-from sonde.linen.filters import DenyList
-from sonde.linen.flax_paths import PATHS
-from sonde.linen.frozen_dict import FrozenDict, freeze, unfreeze
+from sonde.linen import dtypes, initializers, kw_only_dataclasses
+from sonde.linen.flax_names.import_paths import PATHS
 from sonde.linen.initializers import ones, ones_init, zeros, zeros_init
 from sonde.linen.layers.attention import (
     MultiHeadAttention,
@@ -41,7 +39,22 @@ from sonde.linen.layers.recurrent import (
 from sonde.linen.layers.rnn import RNN, Bidirectional
 from sonde.linen.layers.stochastic import Dropout
 from sonde.linen.layers.weight_norm import SpectralNorm, WeightNorm
-from sonde.linen.logical import (
+from sonde.linen.modules.attach import share_scope
+from sonde.linen.modules.methods import (
+    InterceptorContext,
+    compact,
+    compact_name_scope,
+    disable_named_call,
+    enable_named_call,
+    intercept_methods,
+    nowrap,
+    override_named_call,
+)
+from sonde.linen.modules.module import Module, merge_param
+from sonde.linen.modules.run import apply, init, init_with_output
+from sonde.linen.modules.table import tabulate
+from sonde.linen.sharding import logical, meta
+from sonde.linen.sharding.logical import (
     LogicallyPartitioned,
     RulesFallback,
     get_logical_axis_rules,
@@ -53,22 +66,14 @@ from sonde.linen.logical import (
     with_logical_constraint,
     with_logical_partitioning,
 )
-from sonde.linen.meta import PARTITION_NAME, Partitioned, get_partition_spec, get_sharding, unbox, with_partitioning
-from sonde.linen.methods import (
-    InterceptorContext,
-    compact,
-    compact_name_scope,
-    disable_named_call,
-    enable_named_call,
-    intercept_methods,
-    nowrap,
-    override_named_call,
+from sonde.linen.sharding.meta import (
+    PARTITION_NAME,
+    Partitioned,
+    get_partition_spec,
+    get_sharding,
+    unbox,
+    with_partitioning,
 )
-from sonde.linen.module import Module, merge_param
-from sonde.linen.run import apply, init, init_with_output
-from sonde.linen.scope import Scope, Variable
-from sonde.linen.sharing import share_scope
-from sonde.linen.table import tabulate
 from sonde.linen.transforms.axes import In, Out, broadcast
 from sonde.linen.transforms.branched import cond, switch
 from sonde.linen.transforms.compiled import fold_rngs, jit
@@ -78,6 +83,10 @@ from sonde.linen.transforms.mapped import vmap
 from sonde.linen.transforms.named import named_call
 from sonde.linen.transforms.recomputed import checkpoint, remat
 from sonde.linen.transforms.rewritten import add_metadata_axis, map_variables
+from sonde.linen.variables import frozen_dict
+from sonde.linen.variables.filters import DenyList
+from sonde.linen.variables.frozen_dict import FrozenDict, freeze, unfreeze
+from sonde.linen.variables.scope import Scope, Variable
 from sonde.ops.activations import (
     celu,
     elu,

@@ -10,7 +10,7 @@ import flax.typing
 import pytest
 
 from sonde import nnx
-from sonde.linen.flax_paths import PATHS as LINEN
+from sonde.linen.flax_names.import_paths import PATHS as LINEN
 from sonde.nnx.flax_names.import_paths import PATHS
 
 

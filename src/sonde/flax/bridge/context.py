@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sonde import nnx
-from sonde.linen.filters import Filter, matches
+from sonde.linen.variables.filters import Filter, matches
 
 
 class Scope(nnx.Pytree):

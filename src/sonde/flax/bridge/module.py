@@ -23,7 +23,7 @@ from sonde.flax.bridge.context import Scope, current_context
 from sonde.flax.bridge.context import current_module as current_module
 from sonde.flax.bridge.to_nnx import ToNNX
 from sonde.flax.bridge.variables import collection_of, leaves_of, put_at, to_attributes, to_linen_var, to_nnx_var
-from sonde.linen.filters import Filter, matches
+from sonde.linen.variables.filters import Filter, matches
 from sonde.nnx.modules.module import ModuleMeta as NnxModuleMeta
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -16,7 +16,7 @@ import jax
 from sonde.flax.bridge.libraries import Library
 from sonde.flax.release import follows
 from sonde.flax.serialization import register_box
-from sonde.linen import meta
+from sonde.linen.sharding import meta
 from sonde.nnx.states import traversals
 from sonde.nnx.variable import names as variable_names
 from sonde.nnx.variable import sharding as nnx_sharding

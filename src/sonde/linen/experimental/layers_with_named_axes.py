@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from sonde.linen.layers import linear, norm
-from sonde.linen.module import Module
-from sonde.linen.partitioning import name_axes
+from sonde.linen.modules.module import Module
+from sonde.linen.sharding.partitioning import name_axes
 from sonde.ops.default_initializers import default_bias_init, default_embed_init, default_kernel_init
 
 

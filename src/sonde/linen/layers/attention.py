@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import ops
-from sonde.linen.attach import describe
 from sonde.linen.layers.linear import DenseGeneral
 from sonde.linen.layers.norm import LayerNorm
-from sonde.linen.methods import compact, nowrap
-from sonde.linen.module import Module, merge_param
+from sonde.linen.modules.attach import describe
+from sonde.linen.modules.methods import compact, nowrap
+from sonde.linen.modules.module import Module, merge_param
 from sonde.ops.default_initializers import default_bias_init, default_kernel_init
 
 

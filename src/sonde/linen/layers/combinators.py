@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sonde.linen.attach import describe
-from sonde.linen.methods import compact
-from sonde.linen.module import Module
+from sonde.linen.modules.attach import describe
+from sonde.linen.modules.methods import compact
+from sonde.linen.modules.module import Module
 from sonde.ops.activations import prelu
 from sonde.ops.chaining import call_in_turn
 

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from sonde import ops
-from sonde.linen.attach import describe
 from sonde.linen.dtypes import of_tuple, promote_dtype
 from sonde.linen.layers.linear import chosen_product
 from sonde.linen.layers.parameters import kernel_and_bias
-from sonde.linen.methods import compact
-from sonde.linen.module import Module
+from sonde.linen.modules.attach import describe
+from sonde.linen.modules.methods import compact
+from sonde.linen.modules.module import Module
 from sonde.ops.default_initializers import default_bias_init, default_kernel_init
 
 

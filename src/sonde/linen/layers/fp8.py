@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sonde.linen.methods import nowrap
-from sonde.linen.module import Module
+from sonde.linen.modules.methods import nowrap
+from sonde.linen.modules.module import Module
 from sonde.ops.fp8 import dot_general_with_precision, fp8_scaled_dot_general, in_qdq, out_qdq
 
 OVERWRITE_WITH_GRADIENT = "_overwrite_with_gradient"

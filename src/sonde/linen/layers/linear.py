@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from sonde import ops
-from sonde.linen import meta
 from sonde.linen.dtypes import of_tuple, promote_dtype
 from sonde.linen.layers.parameters import kernel_and_bias
-from sonde.linen.methods import compact
-from sonde.linen.module import Module, merge_param
+from sonde.linen.modules.methods import compact
+from sonde.linen.modules.module import Module, merge_param
+from sonde.linen.sharding import meta
 from sonde.ops.default_initializers import default_bias_init, default_embed_init, default_kernel_init, matrix_shape
 
 

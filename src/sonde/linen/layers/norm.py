@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from sonde import ops
 from sonde.linen.layers.parameters import scale_and_bias
-from sonde.linen.methods import compact
-from sonde.linen.module import Module, merge_param
+from sonde.linen.modules.methods import compact
+from sonde.linen.modules.module import Module, merge_param
 from sonde.ops.default_initializers import ones, zeros
 from sonde.ops.norm import canonicalize_axes
 

@@ -16,8 +16,8 @@ from sonde import ops
 from sonde.linen.layers.conv import Conv
 from sonde.linen.layers.linear import Dense
 from sonde.linen.layers.parameters import kernel_and_bias
-from sonde.linen.methods import compact, nowrap
-from sonde.linen.module import Module
+from sonde.linen.modules.methods import compact, nowrap
+from sonde.linen.modules.module import Module
 from sonde.ops.default_initializers import default_kernel_init, ones, orthogonal, zeros
 
 default_recurrent_init = orthogonal()

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sonde.linen.filters import Filter
-from sonde.linen.frozen_dict import FrozenDict
 from sonde.linen.layers.recurrent import RNNCellBase
-from sonde.linen.module import Module
+from sonde.linen.modules.module import Module
 from sonde.linen.transforms.looped import scan
+from sonde.linen.variables.filters import Filter
+from sonde.linen.variables.frozen_dict import FrozenDict
 from sonde.ops.sequence import flip_sequences, run_sequence
 
 

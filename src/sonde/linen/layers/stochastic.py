@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from sonde import ops
-from sonde.linen.methods import compact
-from sonde.linen.module import Module, merge_param
+from sonde.linen.modules.methods import compact
+from sonde.linen.modules.module import Module, merge_param
 
 
 class Dropout(Module):

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from sonde import ops
-from sonde.linen.attach import describe
-from sonde.linen.methods import compact, nowrap
-from sonde.linen.module import Module
+from sonde.linen.modules.attach import describe
+from sonde.linen.modules.methods import compact, nowrap
+from sonde.linen.modules.module import Module
 from sonde.linen.transforms.rewritten import map_variables
 from sonde.ops.default_initializers import ones
 from sonde.ops.norm import canonicalize_axes

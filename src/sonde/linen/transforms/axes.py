@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sonde.linen.filters import Filter
+from sonde.linen.variables.filters import Filter
 
 
 @dataclasses.dataclass(frozen=True)

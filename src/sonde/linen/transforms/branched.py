@@ -1,6 +1,6 @@
 """`nn.cond` and `nn.switch`.
 
-All branches must leave the variables with the same structure. Sown values are an exception: see `sonde.linen.sites`.
+All branches must leave the variables with the same structure. Sown values are an exception: see `variables/sites.py`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any
 
 from jax import lax
 
-from sonde.linen.filters import Filter
-from sonde.linen.lift import Bridge, Lifting, keeps_structure
-from sonde.linen.module import Module
+from sonde.linen.modules.module import Module
+from sonde.linen.transforms.lift import Bridge, Lifting, keeps_structure
+from sonde.linen.variables.filters import Filter
 
 
 def cond(

@@ -21,13 +21,13 @@ import numpy as np
 from sonde import _jax
 from sonde.core import capture_state
 from sonde.flax.serialization import is_serializable, to_state_dict
-from sonde.linen import attach
-from sonde.linen.filters import Filter, hashable
-from sonde.linen.frozen_dict import FrozenDict
-from sonde.linen.lift import Body, Bridge, Lifting, Static, lift
-from sonde.linen.module import Module
-from sonde.linen.rng import Stream
-from sonde.linen.scope import Run, Variable
+from sonde.linen.modules import attach
+from sonde.linen.modules.module import Module
+from sonde.linen.transforms.lift import Body, Bridge, Lifting, Static, lift
+from sonde.linen.variables.filters import Filter, hashable
+from sonde.linen.variables.frozen_dict import FrozenDict
+from sonde.linen.variables.rng import Stream
+from sonde.linen.variables.scope import Run, Variable
 
 
 def jit(

@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 
-from sonde.linen.attach import describe
-from sonde.linen.filters import Filter
-from sonde.linen.lift import Bridge, Lifting, lift
-from sonde.linen.module import Module
+from sonde.linen.modules.attach import describe
+from sonde.linen.modules.module import Module
+from sonde.linen.transforms.lift import Bridge, Lifting, lift
+from sonde.linen.variables.filters import Filter
 
 
 def _alone(groups: tuple[dict[str, Any], ...], many: bool) -> Any:

@@ -16,16 +16,17 @@ import jax.numpy as jnp
 from jax import lax
 
 from sonde._key_paths import key_of
-from sonde.linen import meta, sites
-from sonde.linen.attach import describe
-from sonde.linen.filters import Filter, first_match, matches, may_overlap
-from sonde.linen.frozen_dict import FrozenDict
-from sonde.linen.lift import Body, Bridge, Groups, Lifting, ignore_keywords, keeps_structure, lift
-from sonde.linen.module import Module
-from sonde.linen.rng import is_key
-from sonde.linen.scope import Scope
+from sonde.linen.modules.attach import describe
+from sonde.linen.modules.module import Module
+from sonde.linen.sharding import meta
 from sonde.linen.transforms.axes import axes_of_leaves, broadcast, common_size, group, split_streams
+from sonde.linen.transforms.lift import Body, Bridge, Groups, Lifting, ignore_keywords, keeps_structure, lift
 from sonde.linen.transforms.recomputed import run_checkpoint
+from sonde.linen.variables import sites
+from sonde.linen.variables.filters import Filter, first_match, matches, may_overlap
+from sonde.linen.variables.frozen_dict import FrozenDict
+from sonde.linen.variables.rng import is_key
+from sonde.linen.variables.scope import Scope
 
 
 def scan(

@@ -7,13 +7,13 @@ from typing import Any
 
 import jax
 
-from sonde.linen import meta
-from sonde.linen.attach import describe
-from sonde.linen.filters import first_match
-from sonde.linen.frozen_dict import FrozenDict
-from sonde.linen.lift import Body, Bridge, Lifting, ignore_keywords, lift
-from sonde.linen.scope import Scope
+from sonde.linen.modules.attach import describe
+from sonde.linen.sharding import meta
 from sonde.linen.transforms.axes import common_size, group, split_streams
+from sonde.linen.transforms.lift import Body, Bridge, Lifting, ignore_keywords, lift
+from sonde.linen.variables.filters import first_match
+from sonde.linen.variables.frozen_dict import FrozenDict
+from sonde.linen.variables.scope import Scope
 
 
 def vmap(

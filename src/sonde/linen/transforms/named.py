@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from sonde.linen.lift import lift
-from sonde.linen.methods import override_named_call
+from sonde.linen.modules.methods import override_named_call
+from sonde.linen.transforms.lift import lift
 
 
 def named_call(class_fn: Any, force: bool = True) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from sonde.linen.filters import Filter
-from sonde.linen.lift import Body, Bridge, Lifting, lift
+from sonde.linen.transforms.lift import Body, Bridge, Lifting, lift
+from sonde.linen.variables.filters import Filter
 
 
 def checkpoint(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sonde.linen import meta, sites
-from sonde.linen.filters import DenyList, Filter, may_overlap
-from sonde.linen.frozen_dict import FrozenDict
-from sonde.linen.lift import Body, Bridge, Lifting, lift
+from sonde.linen.sharding import meta
 from sonde.linen.transforms.axes import In, Out
+from sonde.linen.transforms.lift import Body, Bridge, Lifting, lift
+from sonde.linen.variables import sites
+from sonde.linen.variables.filters import DenyList, Filter, may_overlap
+from sonde.linen.variables.frozen_dict import FrozenDict
 
 
 def _same(variables: Any) -> Any:

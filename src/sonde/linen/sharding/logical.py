@@ -18,7 +18,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sonde.flax.serialization import register_box
-from sonde.linen.meta import Names, Partitioned, boxing, mesh_is_set
+from sonde.linen.sharding.meta import Names, Partitioned, boxing, mesh_is_set
 
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 _rules: contextvars.ContextVar[Rules] = contextvars.ContextVar("sonde_logical_axis_rules", default=())

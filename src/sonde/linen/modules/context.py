@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sonde.linen.module import Module
+    from sonde.linen.modules.module import Module
 
 
 class Context(threading.local):

@@ -24,14 +24,15 @@ from sonde.errors import (
 )
 from sonde.flax.flags import flag
 from sonde.flax.release import follows
-from sonde.linen import attach, sites
-from sonde.linen.filters import DenyList, Either, Filter, check, matches
-from sonde.linen.flax_flags import frozen
-from sonde.linen.rng import streams
-from sonde.linen.scope import Run, Scope, check_no_dead_tracers, open_collections
+from sonde.linen.flax_names.flags import frozen
+from sonde.linen.modules import attach
+from sonde.linen.variables import sites
+from sonde.linen.variables.filters import DenyList, Either, Filter, check, matches
+from sonde.linen.variables.rng import streams
+from sonde.linen.variables.scope import Run, Scope, check_no_dead_tracers, open_collections
 
 if TYPE_CHECKING:
-    from sonde.linen.module import Module
+    from sonde.linen.modules.module import Module
 
 T = TypeVar("T")
 ALL_BUT_INTERMEDIATES = DenyList("intermediates")

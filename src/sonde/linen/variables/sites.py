@@ -46,12 +46,12 @@ from sonde.core import (
     with_capture_state,
 )
 from sonde.errors import JaxTransformError
-from sonde.linen.context import context
-from sonde.linen.filters import may_overlap
+from sonde.linen.modules.context import context
+from sonde.linen.variables.filters import may_overlap
 
 if TYPE_CHECKING:
-    from sonde.linen.module import Module
-    from sonde.linen.scope import Path, Run, Scope
+    from sonde.linen.modules.module import Module
+    from sonde.linen.variables.scope import Path, Run, Scope
 
 T = TypeVar("T")
 
@@ -326,8 +326,8 @@ def call_with_ends(
 
 
 def _is_bound(value: Any) -> bool:
-    from sonde.linen.module import Module
-    from sonde.linen.scope import Variable
+    from sonde.linen.modules.module import Module
+    from sonde.linen.variables.scope import Variable
 
     return isinstance(value, (Module, Variable))
 

@@ -20,13 +20,13 @@ from typing import Any
 import jax
 
 from sonde.errors import TransformedMethodReturnValueError, TransformTargetError
-from sonde.linen import attach
-from sonde.linen.filters import Both, Either, Filter, partition
-from sonde.linen.frozen_dict import unfreeze
-from sonde.linen.methods import wrap
-from sonde.linen.module import Module
-from sonde.linen.run import changed_variables, perform
-from sonde.linen.scope import KeepsSown, Path, Scope, Variable
+from sonde.linen.modules import attach
+from sonde.linen.modules.methods import wrap
+from sonde.linen.modules.module import Module
+from sonde.linen.modules.run import changed_variables, perform
+from sonde.linen.variables.filters import Both, Either, Filter, partition
+from sonde.linen.variables.frozen_dict import unfreeze
+from sonde.linen.variables.scope import KeepsSown, Path, Scope, Variable
 
 Groups = tuple[tuple[dict[str, Any], ...], ...]  # by filter, then by packed scope
 Body = Callable[..., Any]  # (scopes, *args, **kwargs) -> output

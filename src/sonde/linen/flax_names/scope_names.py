@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 from sonde.errors import ModifyScopeVariableError
 
 if TYPE_CHECKING:
-    from sonde.linen.filters import Filter
-    from sonde.linen.scope import Scope
+    from sonde.linen.variables.filters import Filter
+    from sonde.linen.variables.scope import Scope
 
 
 class ScopeNames:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sonde.linen.filters import check, matches
-from sonde.linen.frozen_dict import unfreeze
-from sonde.linen.rng import Stream
-from sonde.linen.scope import Run, Scope
+from sonde.linen.variables.filters import check, matches
+from sonde.linen.variables.frozen_dict import unfreeze
+from sonde.linen.variables.rng import Stream
+from sonde.linen.variables.scope import Run, Scope
 
 
 def is_flax_scope(value: Any) -> bool:

@@ -12,14 +12,14 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sonde.errors import AssignSubModuleError
+from sonde.errors import AssignSubModuleError, CallShareScopeOnUnboundModuleError
 from sonde.flax.flags import flag
-from sonde.linen.flax_scope import is_flax_scope, scope_on
-from sonde.linen.frozen_dict import FrozenDict
-from sonde.linen.scope import Scope
+from sonde.linen.flax_names.outer_scope import is_flax_scope, scope_on
+from sonde.linen.variables.frozen_dict import FrozenDict
+from sonde.linen.variables.scope import Scope
 
 if TYPE_CHECKING:
-    from sonde.linen.module import Module
+    from sonde.linen.modules.module import Module
 
 
 class _Unspecified:
@@ -162,7 +162,7 @@ def _sorted(keys: Iterable[Any]) -> list[Any]:
 
 def adopt(owner: Module, attribute: str, value: Any) -> Any:
     """Makes the modules in the value of an attribute submodules of its owner, unless they have an owner."""
-    from sonde.linen.module import Module
+    from sonde.linen.modules.module import Module
 
     scope = owner.bound_scope("adopt submodules")
     keeps_names = getattr(type(owner), "preserve_adopted_names", flag("flax_preserve_adopted_names"))
@@ -214,7 +214,7 @@ class _Cloning:
         return type(source)(**{"name": source.name, **values, "parent": parent, **changes})
 
     def _below(self, leaf: Any, _: str) -> Any:
-        from sonde.linen.module import Module
+        from sonde.linen.modules.module import Module
 
         if isinstance(leaf, Module) and id(leaf) not in self._copies:
             self._copies[id(leaf)] = self.copy(leaf, None, self._renamed)
@@ -232,6 +232,71 @@ def contains(value: Any, is_wanted: Callable[[Any], bool]) -> bool:
 
 def contains_module(value: Any) -> bool:
     """Whether a value is a module, or holds one in nested containers."""
-    from sonde.linen.module import Module
+    from sonde.linen.modules.module import Module
 
     return contains(value, lambda leaf: isinstance(leaf, Module))
+
+
+def share_scope(module: Module, other: Module, /) -> None:
+    """Gives two modules one scope: what either creates gets its name in the scope of the outer one.
+
+    Used in `setup` by a module that wraps another and must not appear in the paths of parameters.
+
+    Args:
+        module: One module, usually `self`.
+        other: The other module. If it was created by `module`, it takes over the scope of `module`; otherwise `module`
+            takes over its scope.
+
+    Raises:
+        CallShareScopeOnUnboundModuleError: one of them has no scope yet.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from sonde import linen as nn
+        >>> class Twice(nn.Module):
+        ...     layer: nn.Module
+        ...     def setup(self):
+        ...         nn.share_scope(self, self.layer)
+        ...     def __call__(self, x):
+        ...         return self.layer(self.layer(x))
+        >>> sorted(Twice(nn.Dense(3)).init(jax.random.key(0), jnp.ones(3))["params"])
+        ['bias', 'kernel']
+    """
+    scope, other_scope = _bound_scope(module), _bound_scope(other)
+    if any(ancestor.identity == scope.identity for ancestor in other_scope.ancestors()):
+        _move(other, to=module)
+    elif any(ancestor.identity == other_scope.identity for ancestor in scope.ancestors()):
+        _move(module, to=other)
+    else:
+        # Siblings: the module that was given from outside keeps its scope.
+        _move(module, to=other)
+
+
+def _bound_scope(module: Module) -> Scope:
+    if module.scope is None:
+        raise CallShareScopeOnUnboundModuleError(
+            f"nn.share_scope was given {type(module).__name__}, which is not bound to variables; call it in setup, or "
+            "in a compact method"
+        )
+    return module.scope
+
+
+def _move(module: Module, *, to: Module) -> None:
+    """Gives a module, and what it has made, the scope of another one."""
+    scope = to.scope
+    assert scope is not None
+    object.__setattr__(module, "scope", scope)
+    for name, child in list(module._state.children.items()):
+        if child.parent is module and child is not to:
+            child_scope = scope.child(name)
+            object.__setattr__(child, "scope", child_scope)
+            _move_children(child)
+
+
+def _move_children(module: Module) -> None:
+    scope = module.scope
+    assert scope is not None
+    for name, child in module._state.children.items():
+        if child.parent is module:
+            object.__setattr__(child, "scope", scope.child(name))
+            _move_children(child)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from sonde.linen.frozen_dict import freeze
+from sonde.linen.variables.frozen_dict import freeze
 
 
 def frozen(variables: dict[str, Any]) -> Any:

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 
-from sonde.errors import CallCompactUnboundModuleError, LayerInputError
+from sonde.errors import CallCompactUnboundModuleError, InvalidInstanceModuleError, LayerInputError
 from sonde.flax.flags import flag
-from sonde.linen import sites
-from sonde.linen.attach import describe
-from sonde.linen.context import context
+from sonde.linen.modules.attach import describe
+from sonde.linen.modules.context import context
+from sonde.linen.variables import sites
 
 if TYPE_CHECKING:
-    from sonde.linen.module import Module
+    from sonde.linen.modules.module import Module
 
 F = TypeVar("F", bound=Callable[..., Any])
 _named_by_default: bool = flag("flax_profile")
@@ -160,7 +160,7 @@ def wrap(fun: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fun)
     def method(*args: Any, **kwargs: Any) -> Any:
         # A method of a lifted class may be called as a plain function, with a first argument that is not a module.
-        from sonde.linen.module import Module
+        from sonde.linen.modules.module import Module
 
         first = args[0] if args else None
         if not isinstance(first, Module):
@@ -245,3 +245,33 @@ def prepare_class(cls: type[Any]) -> None:
             continue
         if inspect.isfunction(value) and not getattr(value, "nowrap", False):
             setattr(cls, name, wrap(value))
+
+
+class OnInstances:
+    """A method that raises a clear error when it is called on the class."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.__doc__ = function.__doc__
+
+    def __get__(self, instance: Any, owner: type[Any]) -> Any:
+        if instance is None:
+            return _CalledOnClass(self.function, owner)
+        return self.function.__get__(instance, owner)
+
+
+class _CalledOnClass:
+    """The value of `Module.apply`: callable through `super()` or with an instance, an error otherwise."""
+
+    def __init__(self, function: Callable[..., Any], owner: type[Any]) -> None:
+        self.__wrapped__ = function
+        self.__doc__ = function.__doc__
+        self._owner = owner
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not args or not isinstance(args[0], self._owner):
+            name, owner = self.__wrapped__.__name__, self._owner.__name__
+            raise InvalidInstanceModuleError(
+                f"{owner}.{name} was called on the class: make an instance first, as in {owner}(...).{name}(...)"
+            )
+        return self.__wrapped__(*args, **kwargs)

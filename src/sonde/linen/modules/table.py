@@ -16,16 +16,16 @@ import jax
 from sonde._array_text import human_size, indexed, size_and_bytes
 from sonde._model_table import estimated_flops, new_table, printed
 from sonde.core import shapes_in, split_arrays
-from sonde.linen import meta
-from sonde.linen.filters import Filter
-from sonde.linen.frozen_dict import FrozenDict
-from sonde.linen.methods import InterceptorContext, intercept_methods
-from sonde.linen.run import ALL_BUT_INTERMEDIATES
+from sonde.linen.modules.methods import InterceptorContext, intercept_methods
+from sonde.linen.modules.run import ALL_BUT_INTERMEDIATES
+from sonde.linen.sharding import meta
+from sonde.linen.variables.filters import Filter
+from sonde.linen.variables.frozen_dict import FrozenDict
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from sonde.linen.module import Module
+    from sonde.linen.modules.module import Module
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 _EMPTY = {dict: "{}", FrozenDict: "{}", list: "[]", tuple: "[]"}
@@ -89,7 +89,7 @@ def calls_of(module: Module, rngs: Any, *args: Any, method: Any = None, **kwargs
 
 def _kept(tree: Any) -> Any:
     """What a table keeps of arguments or outputs: shapes for arrays, and modules without their scopes."""
-    from sonde.linen.module import Module
+    from sonde.linen.modules.module import Module
 
     return shapes_in(jax.tree.map(lambda x: x.clone(_deep_clone=True) if isinstance(x, Module) else x, tree))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sonde.linen.module import Module
+    from sonde.linen.modules.module import Module
 
 
 def short(value: Any) -> str:

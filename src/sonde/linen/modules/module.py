@@ -17,14 +17,16 @@ from sonde.errors import (
     SetAttributeFrozenModuleError,
     SetAttributeInModuleSetupError,
 )
-from sonde.linen import attach, kw_only_dataclasses, methods, run, sites
-from sonde.linen.attach import UNSPECIFIED, ModuleState
-from sonde.linen.context import context
-from sonde.linen.description import description, short
-from sonde.linen.filters import Filter
-from sonde.linen.frozen_dict import unfreeze
-from sonde.linen.instance_methods import OnInstances
-from sonde.linen.scope import Path, Scope, Variable
+from sonde.linen import kw_only_dataclasses
+from sonde.linen.modules import attach, methods, run
+from sonde.linen.modules.attach import UNSPECIFIED, ModuleState
+from sonde.linen.modules.context import context
+from sonde.linen.modules.description import description, short
+from sonde.linen.modules.methods import OnInstances
+from sonde.linen.variables import sites
+from sonde.linen.variables.filters import Filter
+from sonde.linen.variables.frozen_dict import unfreeze
+from sonde.linen.variables.scope import Path, Scope, Variable
 
 T = TypeVar("T")
 
@@ -324,7 +326,7 @@ class Module:
         """Puts a value into a collection, which `apply` returns if the collection is mutable.
 
         Does nothing if the collection is not mutable. The value arrives from inside any transform, Linen's or JAX's;
-        see `sonde.linen.sites` for its form there.
+        see `sonde.linen.variables.sites` for its form there.
 
         Args:
             col: The collection, usually `"intermediates"`.
@@ -455,7 +457,7 @@ class Module:
 
     def tabulate(self, rngs: Any, *args: Any, **kwargs: Any) -> str:
         """A table of the submodules and variables for given inputs; options as for `nn.tabulate`, by keyword."""
-        from sonde.linen import table
+        from sonde.linen.modules import table
 
         names = inspect.signature(table.tabulate).parameters
         options = {name: kwargs.pop(name) for name in list(kwargs) if name in names and name != "kwargs"}
@@ -463,7 +465,7 @@ class Module:
 
     def module_paths(self, rngs: Any, *args: Any, **kwargs: Any) -> dict[str, Module]:
         """The submodules that are called for given inputs, by path; arguments as for `init`."""
-        from sonde.linen import table
+        from sonde.linen.modules import table
 
         return table.module_paths(self, rngs, *args, **kwargs)
 

@@ -27,11 +27,11 @@ from sonde.errors import (
     ScopeParamShapeError,
     ScopeVariableNotFoundError,
 )
-from sonde.linen import meta
-from sonde.linen.filters import Filter, matches
-from sonde.linen.frozen_dict import unfreeze
-from sonde.linen.rng import Counts, Stream
-from sonde.linen.scope_names import ScopeNames
+from sonde.linen.flax_names.scope_names import ScopeNames
+from sonde.linen.sharding import meta
+from sonde.linen.variables.filters import Filter, matches
+from sonde.linen.variables.frozen_dict import unfreeze
+from sonde.linen.variables.rng import Counts, Stream
 
 T = TypeVar("T")
 Path = tuple[str, ...]
@@ -60,7 +60,7 @@ class Run:
         trace: The JAX trace that the run's variables belong to.
         live: Whether it is still active.
         root: The outermost run around this one, or itself.
-        roots, gather, sown, level: For `sonde.linen.sites`: the outermost scopes, the handler that collects values from
+        roots, gather, sown, level: For `sites`: the outermost scopes, the handler that collects values from
             inside transforms, what was sown so far, and the number of the run among the active ones.
     """
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from jax import lax
 
-from sonde.linen.attach import UNSPECIFIED
-from sonde.linen.context import context
-from sonde.linen.methods import wrap
-from sonde.linen.table import module_table
+from sonde.linen.modules.attach import UNSPECIFIED
+from sonde.linen.modules.context import context
+from sonde.linen.modules.methods import wrap
+from sonde.linen.modules.table import module_table
 
 #: The state of the current thread; `_context.module_stack[-1]` is the module whose method is running.
 _context = context

@@ -1,6 +1,6 @@
 """Axis names of variables, kept in a separate collection: `params_axes` for `params`.
 
-This is older than the boxes of `sonde.linen.meta`, but many models still use it. When a module makes a parameter with
+This is older than the boxes of `meta`, but many models still use it. When a module makes a parameter with
 `param_with_axes("kernel", ...)`, the names of its axes go to `kernel_axes` in `params_axes`, as an `AxisMetadata`;
 `get_axis_names` turns such a collection into PartitionSpecs. Values are constrained by the rules (`axis_rules`), as
 `nn.with_logical_constraint` does.
@@ -15,26 +15,26 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from sonde.linen.context import context
-from sonde.linen.filters import Either, Filter, first_match
-from sonde.linen.frozen_dict import FrozenDict
-from sonde.linen.lift import lift
-from sonde.linen.logical import (
+from sonde.linen.modules.context import context
+from sonde.linen.modules.module import Module
+from sonde.linen.sharding.logical import (
     RulesFallback,
     get_logical_axis_rules,
     logical_axis_rules,
     set_logical_axis_rules,
     with_logical_constraint,
 )
-from sonde.linen.logical import logical_to_mesh as logical_to_mesh
-from sonde.linen.logical import logical_to_mesh_axes as logical_to_mesh_axes
-from sonde.linen.module import Module
-from sonde.linen.scope import Scope, Variable
+from sonde.linen.sharding.logical import logical_to_mesh as logical_to_mesh
+from sonde.linen.sharding.logical import logical_to_mesh_axes as logical_to_mesh_axes
 from sonde.linen.transforms.axes import In, Out
+from sonde.linen.transforms.lift import lift
 from sonde.linen.transforms.looped import scan
 from sonde.linen.transforms.mapped import vmap
 from sonde.linen.transforms.recomputed import remat_options, run_checkpoint
 from sonde.linen.transforms.rewritten import map_variables
+from sonde.linen.variables.filters import Either, Filter, first_match
+from sonde.linen.variables.frozen_dict import FrozenDict
+from sonde.linen.variables.scope import Scope, Variable
 
 axis_rules = logical_axis_rules
 get_axis_rules = get_logical_axis_rules

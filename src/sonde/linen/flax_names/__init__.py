@@ -1,0 +1,1 @@
+"""Names and import paths that only packages written on Flax ask for."""

@@ -1,0 +1,1 @@
+"""Modules: the class, how modules get parents and names, how their methods run, and what shows them."""

@@ -1,0 +1,1 @@
+"""The variables of a running module: scopes, random keys, filters over collections, and sown values."""
