@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from sonde.cli.moved_tests import Difference, OneTest, Run, differences, first_difference
+from sonde.cli.moved_tests import Difference, OneTest, Run, differences, first_difference, known_tests, split_known
 
 TESTS = """
 import flax.linen as nn
@@ -46,6 +46,18 @@ def test_tests_with_flax_and_with_sonde(sonde, write):
     assert set(data["tests"]) == {f"test_it::{n}" for n in ("test_same", "test_private", "test_prints", "test_never")}
 
 
+def test_known_differences_decide_the_exit_code(sonde, write):
+    write(TESTS, "test_it.py")
+    run = ["--", sys.executable, "-m", "pytest", "-q", "test_it.py", "-k"]
+    known = str(write("test_it::test_private  # a private name\ntest_it::test_same  # nothing", "known.txt"))
+    result = sonde("check-move", "--known", known, *run, "private or never or prints")
+    assert result.exit_code == 1 and "test_it::test_prints: prints" in result.stdout
+    assert "test_private" not in result.stdout
+    result = sonde("check-move", "--known", known, *run, "same")
+    assert result.exit_code == 1 and f"listed in {known}, but no longer differs: test_it::test_same" in result.stdout
+    assert sonde("check-move", "--known", known, *run, "private").exit_code == 0
+
+
 def test_a_command_that_says_nothing(sonde, write):
     result = sonde("check-move", sys.executable, "-c", "print(1)")
     assert result.exit_code == 2 and "never imported Flax, so both runs were the same" in result.stderr
@@ -74,6 +86,16 @@ def test_outcomes():
         Difference("d", "skipped with one", "skipped", "passed"),
         Difference("e", "not run with Flax", "", "passed"),
     ]
+
+
+def test_known_differences(write):
+    known = known_tests(write("# a list\n\na # private\nc  # wording\nnot_run # other\nb[x #1]", "known.txt"))
+    assert known == ["a", "c", "not_run", "b[x"]
+    flax = of_tests(a=("passed", 1.0), b=("passed", 1.0), c=("passed", 1.0))
+    sonde = of_tests(a=("failed", 1.0), b=("failed", 1.0, "why"), c=("passed", 1.0))
+    unknown, gone = split_known(differences(flax, sonde, rtol=0.0), known, flax)
+    assert [difference.test for difference in unknown] == ["b"]
+    assert gone == ["c"]
 
 
 @pytest.mark.parametrize(

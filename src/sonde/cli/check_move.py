@@ -25,7 +25,7 @@ Examples:
 \b
 Exit codes:
   0  nothing differs
-  1  something differs: a test that fails with one of them, or a printed value
+  1  something differs: a test that fails with one of them, or a printed value; or a known difference is gone
   2  the command cannot be used: it does not exist, runs no test, or never imports Flax
   3  everything fails with Flax already
 """
@@ -35,17 +35,28 @@ _SHOWN = 20  # differences that are listed; --json has all
 @click.command("check-move", epilog=EPILOG, context_settings={"ignore_unknown_options": True})
 @click.argument("command", nargs=-1, required=True, metavar="PACKAGE | COMMAND...", type=click.UNPROCESSED)
 @click.option("--rtol", type=float, default=1e-5, show_default=True, help="Printed numbers may differ by this factor.")
+@click.option(
+    "--known",
+    "known_file",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Tests that are known to differ: a name in each line, then `# ` and the reason. One that no longer differs is "
+    "reported.",
+)
 @options.as_json
 @click.pass_context
-def check_move(context: click.Context, command: tuple[str, ...], rtol: float, as_json: bool) -> None:
+def check_move(
+    context: click.Context, command: tuple[str, ...], rtol: float, known_file: str | None, as_json: bool
+) -> None:
     """Run tests with Flax and with Sonde in its place.
 
     COMMAND is run twice, the second time with imports of flax.nnx and flax.linen meaning Sonde. If it runs pytest, the
     outcomes of its tests, their times and what they print are compared; otherwise its exit code and what it prints.
     PACKAGE stands for `python -m pytest --pyargs PACKAGE`.
     """
-    from sonde.cli.moved_tests import differences, run
+    from sonde.cli.moved_tests import differences, known_tests, run, split_known
 
+    known = known_tests(known_file) if known_file else []
     full = _command(command)
     with busy("with Flax") as say:
         flax = run(full, aliased=False)
@@ -53,12 +64,13 @@ def check_move(context: click.Context, command: tuple[str, ...], rtol: float, as
         say("with Sonde", 0.5)
         sonde = run(full, aliased=True)
     _check_sonde(full, sonde)
-    found = differences(flax, sonde, rtol=rtol)
+    unknown, gone = split_known(differences(flax, sonde, rtol=rtol), known, flax)
     if as_json:
-        show_json(_data(flax, sonde, found))
+        show_json({**_data(flax, sonde, unknown), "no_longer_differ": gone})
     else:
-        show(*_text(flax, sonde, found, rtol))
-    context.exit(FOUND if found else FINE)
+        show(*_text(flax, sonde, unknown, rtol))
+        show(*(f"listed in {known_file}, but no longer differs: {test}" for test in gone))
+    context.exit(FOUND if unknown or gone else FINE)
 
 
 def _command(command: tuple[str, ...]) -> list[str]:
@@ -95,24 +107,24 @@ def _end(printed: str) -> str:
     return "\n".join(printed.strip().splitlines()[-5:])
 
 
-def _text(flax: Run, sonde: Run, found: list[Difference], rtol: float) -> list[str]:
+def _text(flax: Run, sonde: Run, unknown: list[Difference], rtol: float) -> list[str]:
     lines = []
-    for difference in found[:_SHOWN]:
+    for difference in unknown[:_SHOWN]:
         lines += [f"{difference.test or 'the command'}: {difference.kind}"]
         lines += [f"  Flax:  {difference.flax}", f"  Sonde: {difference.sonde}"]
-    if len(found) > _SHOWN:
-        lines.append(f"... and {len(found) - _SHOWN} more; --json lists all")
+    if len(unknown) > _SHOWN:
+        lines.append(f"... and {len(unknown) - _SHOWN} more; --json lists all")
     for answer, meaning in (("missing", "asked for, and missing in Sonde"), ("set", "set, which Sonde does not see")):
         names = sorted(ask["name"] for ask in sonde.asks or () if ask["answer"] == answer)
         if names:
             lines.append(f"{meaning}: {', '.join(names)}")
-    lines.append(_looked_at(flax, sonde, found, rtol))
+    lines.append(_looked_at(flax, sonde, len(unknown), rtol))
     lines.append(f"time: {flax.seconds:.1f} s with Flax, {sonde.seconds:.1f} s with Sonde")
     return lines
 
 
-def _looked_at(flax: Run, sonde: Run, found: list[Difference], rtol: float) -> str:
-    differ = f"{len(found)} differ" if found else "nothing differs"
+def _looked_at(flax: Run, sonde: Run, n_differences: int, rtol: float) -> str:
+    differ = f"{n_differences} differ" if n_differences else "nothing differs"
     if flax.tests is None or sonde.tests is None:
         n_lines = len(flax.printed.splitlines())
         return f"compared: the exit code and {n_lines} printed lines, numbers within {rtol:g}; {differ}"
@@ -126,9 +138,9 @@ def _looked_at(flax: Run, sonde: Run, found: list[Difference], rtol: float) -> s
     )
 
 
-def _data(flax: Run, sonde: Run, found: list[Difference]) -> dict[str, object]:
+def _data(flax: Run, sonde: Run, unknown: list[Difference]) -> dict[str, object]:
     return {
-        "differences": [dataclasses.asdict(difference) for difference in found],
+        "differences": [dataclasses.asdict(difference) for difference in unknown],
         "seconds": {"flax": flax.seconds, "sonde": sonde.seconds},
         "tests": {
             name: {"flax": test.seconds, "sonde": sonde.tests[name].seconds}

@@ -120,19 +120,33 @@ def differences(flax: Run, sonde: Run, *, rtol: float) -> list[Difference]:
     """What differs between the two runs; of tests that print numbers, those that differ by more than `rtol`."""
     if flax.tests is None or sonde.tests is None:
         return _of_commands(flax, sonde, rtol)
-    found: list[Difference] = []
+    differing: list[Difference] = []
     for name in [*flax.tests, *(name for name in sonde.tests if name not in flax.tests)]:
         a, b = flax.tests.get(name), sonde.tests.get(name)
         if a is None or b is None:
             missing = "Flax" if a is None else "Sonde"
-            found.append(Difference(name, f"not run with {missing}", a.outcome if a else "", b.outcome if b else ""))
+            outcomes = a.outcome if a else "", b.outcome if b else ""
+            differing.append(Difference(name, f"not run with {missing}", *outcomes))
         elif a.outcome != b.outcome:
             failing = "Sonde" if b.outcome == "failed" else "Flax" if a.outcome == "failed" else ""
             kind = f"fails with {failing}" if failing else "skipped with one"
-            found.append(Difference(name, kind, a.message or a.outcome, b.message or b.outcome))
+            differing.append(Difference(name, kind, a.message or a.outcome, b.message or b.outcome))
         elif a.outcome == "passed" and (lines := first_difference(a.printed, b.printed, rtol=rtol)):
-            found.append(Difference(name, "prints", *lines))
-    return found
+            differing.append(Difference(name, "prints", *lines))
+    return differing
+
+
+def known_tests(file: str) -> list[str]:
+    """The names in a list of tests that are known to differ; what follows ` #` in a line says why."""
+    names = [line.partition(" #")[0].strip() for line in Path(file).read_text().splitlines()]
+    return [name for name in names if name and not name.startswith("#")]
+
+
+def split_known(differing: Sequence[Difference], known: Sequence[str], flax: Run) -> tuple[list[Difference], list[str]]:
+    """The differences that are not known, and the known tests that ran without a difference."""
+    names = {difference.test for difference in differing}
+    gone = [test for test in known if test in (flax.tests or {}) and test not in names]
+    return [difference for difference in differing if difference.test not in known], gone
 
 
 def _of_commands(flax: Run, sonde: Run, rtol: float) -> list[Difference]:
