@@ -18,7 +18,7 @@ from measure import Row, table
 HERE = Path(__file__).parent
 PARTS = {
     "engine": ("compiled", "calling", "editing", "eager", "tracing", "gradients", "importing", "gpu_transformer"),
-    "nnx": ("nnx_dispatch", "nnx_construct", "nnx_tracing"),
+    "nnx": ("nnx_dispatch", "nnx_construct", "nnx_tracing", "nnx_peers"),
     "tools": ("patching", "monitoring", "at_size"),
     "inside": ("inside",),
     "models": ("models",),

@@ -173,10 +173,11 @@ def rotary_tables(
         >>> cos.shape, float(cos[0, 0]), float(sin[0, 0])
         ((3, 2), 1.0, 0.0)
     """
-    frequencies: Any = rotary_frequencies(rotary)
     if rotary.depends_on_length:
         length = positions.max(-1, keepdims=True) + 1 if length is None else length
         frequencies = _at_length(rotary, length[..., None])
+    else:
+        frequencies = _on_last_axis(rotary_frequencies(rotary), positions.ndim + 1)
     angles = positions.astype(jnp.float32)[..., None] * frequencies
     scale = rotary_scale(rotary)
     cos, sin = jnp.cos(angles), jnp.sin(angles)
@@ -207,7 +208,9 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool = 
     pairs = cos.shape[-1]
     if 2 * pairs > x.shape[-1]:
         raise LayerInputError(f"{pairs} pairs of features are rotated, but a head has only {x.shape[-1]} features.")
-    cos, sin = cos[..., None, :], sin[..., None, :]
+    # Axes of one element for the heads, and for batch axes that the tables lack: ranks are never promoted.
+    batch_axes = tuple(range(x.ndim - 1 - cos.ndim))
+    cos, sin = (jnp.expand_dims(table, (*batch_axes, x.ndim - 2)) for table in (cos, sin))
     turning, rest = x[..., : 2 * pairs].astype(jnp.float32), x[..., 2 * pairs :]
     if interleaved:
         a, b = turning[..., 0::2], turning[..., 1::2]
@@ -250,15 +253,24 @@ def _magnitude(factor: float, mscale: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
+def _on_last_axis(values: np.ndarray, ndim: int) -> np.ndarray:
+    """A vector with axes of one element in front."""
+    return values.reshape((1,) * (ndim - 1) + values.shape)
+
+
 def _at_length(rotary: Rotary, length: jax.Array) -> jax.Array:
+    """The frequencies for texts of some lengths, on a new last axis."""
     if rotary.kind == "longrope":
-        short, long = (_plain(rotary.width, rotary.theta) / np.asarray(f, np.float32) for f in _factors(rotary))
+        plain = _plain(rotary.width, rotary.theta)
+        short, long = (
+            _on_last_axis(plain / np.asarray(factors, np.float32), length.ndim) for factors in _factors(rotary)
+        )
         return jnp.where(length > rotary.trained_length, long, short)
     # The base grows with the text, so that the slowest pair never rotates further than in training.
     ratio = jnp.maximum(length, rotary.trained_length) / rotary.trained_length
     stretch = (rotary.factor * ratio - (rotary.factor - 1)) ** (rotary.width / (rotary.width - 2))
     exponents = np.arange(0, rotary.width, 2, dtype=np.float32) / rotary.width
-    return 1.0 / (rotary.theta * stretch) ** exponents
+    return 1.0 / (rotary.theta * stretch) ** _on_last_axis(exponents, length.ndim)
 
 
 def _factors(rotary: Rotary) -> tuple[tuple[float, ...], tuple[float, ...]]:

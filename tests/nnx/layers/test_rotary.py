@@ -11,6 +11,7 @@ import pytest
 
 from sonde import nnx
 from sonde.errors import LayerInputError
+from sonde.ops.rotary import Rotary, rotary_tables, rotate
 
 
 def by_hand(x, positions, theta=10000.0):
@@ -80,3 +81,23 @@ def test_in_a_layer():
 def test_what_does_not_fit(wrong, message):
     with pytest.raises(LayerInputError, match=message):
         wrong()
+
+
+@pytest.mark.parametrize(
+    "rotary",
+    [
+        Rotary(8),
+        Rotary(8, kind="dynamic", factor=2.0, trained_length=4),
+        Rotary(8, kind="longrope", short_factors=(1.0,) * 4, long_factors=(2.0,) * 4, trained_length=4),
+    ],
+    ids=lambda rotary: rotary.kind,
+)
+def test_no_rank_is_promoted(rotary):
+    with jax.numpy_rank_promotion("raise"):
+        x = jnp.ones((2, 5, 3, 8))
+        shared = rotate(x, *rotary_tables(jnp.arange(5), rotary))
+        each = rotate(x, *rotary_tables(jnp.tile(jnp.arange(5), (2, 1)), rotary))
+        assert jnp.array_equal(shared, each)
+        layer = nnx.RoPE()
+        attend = functools.partial(nnx.dot_product_attention_with_rope, rope=layer)
+        assert nnx.MultiHeadAttention(2, 8, attention_fn=attend, decode=False, rngs=nnx.Rngs(0))(x[:, :, 0]).ndim == 3

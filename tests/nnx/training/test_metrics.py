@@ -150,3 +150,12 @@ def test_masks_by_the_names_of_metrics(same):
         return partly, metrics.compute()
 
     same(use)
+
+
+def test_reset_keeps_the_shape_of_mapped_metrics():
+    make = nnx.vmap(lambda _: nnx.MultiMetric(loss=nnx.metrics.Average("loss")), in_axes=0, out_axes=0)
+    metrics = make(jnp.arange(3))
+    metrics.loss.total[...] += 1
+    metrics.reset()
+    assert metrics.loss.total[...].tolist() == [0, 0, 0]
+    assert metrics.loss.count[...].shape == (3,)

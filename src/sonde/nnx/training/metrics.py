@@ -64,9 +64,10 @@ class _Sums(Metric):
             setattr(self, name, MetricState(jnp.zeros((), dtype)))
 
     def reset(self) -> None:
-        """Discards all values."""
+        """Discards all values. Sums that `nnx.vmap` made, one for each of several metrics, keep their shape."""
         for name, dtype in self._dtypes.items():
-            getattr(self, name).set_value(jnp.zeros((), dtype))
+            sums = getattr(self, name)
+            sums.set_value(jnp.zeros(sums.shape, dtype))
 
     def _values(self, kwargs: Mapping[str, Any], dtype: Any = None) -> jax.Array:
         """The values among the arguments of `update`: those under `argname`."""
