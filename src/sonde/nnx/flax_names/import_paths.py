@@ -87,7 +87,6 @@ PATHS: dict[str, tuple[str, ...]] = {
         "transforms.prefixes",
     ),
     "transforms.transforms": ("transforms.abstract", "transforms.branches", "transforms.checkify"),
-    "traversals": ("states.traversals",),
     "variablelib": (
         "variable.variable",
         "variable.kinds",
