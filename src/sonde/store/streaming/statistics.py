@@ -2,7 +2,7 @@
 
 Every batch is reduced on the device to the sums of its units; batches are joined on the host in double precision. The
 last axis of a value holds its units, all axes before it are samples, unless `axes` says otherwise. Numbers that are not
-finite are counted and left out.
+finite are counted and left out. Complex numbers count by their magnitude.
 
 Quantiles come from a histogram with eight bins per power of two on both sides of zero: a quantile is off by at most
 one part in eleven of its size.
@@ -33,6 +33,7 @@ from sonde.core import (
 from sonde.errors import StoreError
 from sonde.store.writing.program import arguments, parts
 from sonde.tools.execution.host_transfer import in_turn, to_host
+from sonde.tools.numerics.exponents import float_type
 
 _PER_OCTAVE = 8
 _OCTAVES = 24  # on both sides of 1, on both sides of zero
@@ -202,8 +203,9 @@ def statistics(
     n = 0
     for batch in batches:
         sums = to_host(in_turn(run(*static_and_arrays((f, arguments(batch)), asked), np.uint32(n))))
-        for path, new in sums.items():
-            joined[path] = _joined(joined[path], new, samples) if path in joined else _double(new)
+        with np.errstate(over="ignore"):  # the variance of doubles near the largest is infinite
+            for path, new in sums.items():
+                joined[path] = _joined(joined[path], new, samples) if path in joined else _double(new)
         n += 1
     if not n:
         raise ValueError("statistics: there are no batches")
@@ -247,7 +249,9 @@ class _Options:
             expected = f"{axes} axes of samples" if mask is None else f"the mask's {mask.shape} in front"
             raise StoreError(f"statistics: {path!r} has shape {array.shape}, which does not have {expected}")
         units = array.shape[axes:]
-        x = array.astype(jnp.float32).reshape(-1, *units)
+        if jnp.issubdtype(array.dtype, jnp.complexfloating):
+            array = jnp.abs(array)
+        x = array.astype(float_type(array.dtype)).reshape(-1, *units)
         ok = jnp.isfinite(x)
         chosen = jnp.ones(x.shape[0], bool)
         if mask is not None:
@@ -256,7 +260,7 @@ class _Options:
         chosen = chosen.reshape(-1, *(1,) * len(units))
         used = ok & chosen
         count = jnp.sum(used, 0, dtype=jnp.int32)
-        some = jnp.maximum(count, 1).astype(jnp.float32)
+        some = jnp.maximum(count, 1).astype(x.dtype)
         mean = jnp.sum(jnp.where(used, x, 0), 0) / some
         around = jnp.where(used, x - mean, 0)
         sums = {

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
+from sonde import _jax
 from sonde.core import arrays_in
 from sonde.tools.numerics.exponents import Exponents, HostRows, float_type
 
@@ -111,7 +112,8 @@ def moments(array: Any, names: Collection[str] = NAMES, *, often: bool = False) 
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         array = jnp.abs(array)
     x = array.astype(float_type(array.dtype))
-    if not often:
+    # In a shard_map, the branches would differ in the axes of the mesh over which their counts are said to vary.
+    if not often or _jax.varying_axes(x):
         return _carefully(x, names)
     # The sum of squares is in this range only if every element is finite and no square has left the range of the dtype.
     # On an accelerator reading the array is cheap, and a branch is not.
