@@ -76,7 +76,7 @@ from sonde.core.records.layout import ArraysSpec, CallSpec, RecordLayout
 from sonde.core.records.loop_rows import CallRow
 from sonde.core.records.partial_records import attach_records, partial_records
 from sonde.core.records.record import Record, Records
-from sonde.core.records.tree_view import WholePaths
+from sonde.core.records.tree_view import Badges, Leaf, WholePaths, tree_html
 from sonde.core.session.caches import (
     CacheInfo,
     KeptPrograms,
@@ -107,6 +107,7 @@ __all__ = [
     "STAR",
     "ArraysSpec",
     "Axis",
+    "Badges",
     "ByPath",
     "CacheInfo",
     "Call",
@@ -123,6 +124,7 @@ __all__ = [
     "Item",
     "JitByStaticPart",
     "KeptPrograms",
+    "Leaf",
     "LoopName",
     "ModuleKind",
     "ModuleRequest",
@@ -232,6 +234,7 @@ __all__ = [
     "static_and_arrays",
     "through_site",
     "tokens_of",
+    "tree_html",
     "unstarred",
     "with_capture_state",
     "with_perturbations",

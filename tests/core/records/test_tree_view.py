@@ -95,3 +95,64 @@ def test_a_line_of_a_cell_has_the_number_of_the_cell():
         for name in ("sites", "records"):
             assert "In[2]:2" in shell.namespace[name]._repr_html_()
         assert "In[2]:2" in repr(shell.namespace["sites"])
+
+
+def test_records_of_many_layers_are_a_line_for_all_that_are_alike():
+    def run(x):
+        x = sonde.sow(x, "start")
+        for i in range(70):
+            if i != 3:
+                with sonde.scope(f"decoder/blocks/{i}"):
+                    x = sonde.sow(x + 1, "out")
+                    sonde.sow(x.sum() if i < 35 else x, "other")
+        return sonde.sow(x, "end")
+
+    records = sonde.capture(run)(X)[1]
+    lines = repr(records).splitlines()
+    others = ",".join(str(i) for i in range(70) if i != 3)
+    assert lines == [
+        "Records(  # 140 sites, 2.7 KB",
+        "  Record('start', values=float32[2,3]),",
+        f"  69 x Record('decoder/blocks/{{{others}}}/out', values=float32[2,3]),",
+        f"  34 x Record('decoder/blocks/{{{','.join(str(i) for i in range(35) if i != 3)}}}/other', values=float32[]),",
+        "  35 x Record('decoder/blocks/{35..69}/other', values=float32[2,3]),",
+        "  Record('end', values=float32[2,3]),",
+        ")",
+    ]
+    assert len(sonde.capture(run, "decoder/blocks/{35..69}/other")(X)[1]) == 35  # what is printed is a pattern
+
+
+def test_a_comparison_in_a_notebook_shows_what_differs_also_if_it_is_folded():
+    text = compare(program(60), program(60, broken=50))(X)._repr_html_()
+    summary = re.search(r"<summary[^>]*>decoder/ .*?</summary>", text)[0]
+    assert "differs at 10" in summary
+    assert re.search(r">allowed</span>", text) and "differs</span>" in text
+
+
+def test_statistics_in_a_notebook_show_what_is_wrong_also_if_it_is_folded():
+    text = summarize(program(60, broken=50))(X)._repr_html_()
+    assert "not finite at 10" in re.search(r"<summary[^>]*>decoder/ .*?</summary>", text)[0]
+    assert "6 not finite</span>" in text and ">norm</span>" in text and "background:rgba(224,80,60," in text
+    text = summarize(lambda x: sonde.sow(x.at[:, 1].set(0), "h"))(X + 1)._repr_html_()
+    assert "dead or zero at 1" in text and "1 of 3 units dead" in text
+
+
+def test_statistics_of_a_long_loop_show_iterations_that_are_wrong():
+    def run(x):
+        return jax.lax.scan(lambda c, i: (c, sonde.sow(c / (i - 20.0), "h")), x, jnp.arange(40.0))
+
+    console = Console(width=120, file=io.StringIO(), record=True)
+    summary = summarize(run)(X + 1)
+    console.print(summary)
+    rows = [line.split("│")[2].strip() for line in console.export_text().splitlines() if "│ h " in line]
+    assert rows == ["0", "1", "2", "20", "37", "38", "39"]
+    assert "6 not finite" in summary._repr_html_()
+
+
+def test_a_record_shows_its_calls_and_pictures():
+    record = sonde.capture(program(1))(X)[1]["decoder/blocks/0/self_attention/normalised_scores"]
+    assert "data:image/png" in record._repr_html_()
+    console = Console(width=50, file=io.StringIO(), record=True)
+    console.print(record)
+    text = console.export_text()
+    assert record.path in text and "float32[2,3]" in text and "1 to 6" in text

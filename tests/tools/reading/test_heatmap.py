@@ -75,10 +75,10 @@ class Cells(HTMLParser):
 def test_every_result_draws_itself(name: str) -> None:
     found = RESULTS[name]()
     frame = found.to_dataframe()
-    text = found._repr_html_()
     cells = Cells()
-    cells.feed(text)
+    cells.feed(found.html())
     assert cells.tags.count("td") == frame.size == len(cells.titles)
+    cells.feed(found._repr_html_())  # a tree, if the rows are sites
     assert not {"script", "link", "img", "b"} & set(cells.tags)  # nothing is loaded, and names are no markup
     figure = found.plot()
     assert len(figure.axes) == 2
@@ -110,7 +110,6 @@ IN_NOTEBOOKS = {
     "sites": lambda: sonde.sites(f)(X),
     "nonfinite": lambda: first_nonfinite(lambda x: sow(x / 0, "h<b>"))(X),
     "monitored": _monitored,
-    "report": lambda: examine(f, title="<b>")(X),
     "finding": lambda: examine(lambda x: sow(x / 0, "h<b>"))(X).findings[0],
     "edge": lambda: RESULTS["edges"]()[0],
     "drift": lambda: compare(f, lambda x: f(x + 1))(X).drifts[0],
@@ -140,15 +139,25 @@ def test_what_is_no_matrix_is_a_tree_a_table_or_text_in_a_notebook(name: str) ->
     assert "background:none" in text and "http" not in text
 
 
+def test_a_report_in_a_notebook_is_its_page() -> None:
+    text = examine(f, title="<b>")(X)._repr_html_()
+    cells = Cells()
+    cells.feed(text)
+    assert cells.tags[0] == "iframe" and not {"script", "b"} & set(cells.tags)  # the page's own are inside the frame
+    assert 'sandbox="allow-scripts"' in text and "&lt;script" in text
+    assert "details" in cells.tags and "pre" in cells.tags  # as text, where frames are taken out
+
+
 def test_nothing_is_louder_than_nan() -> None:
     def broken(x: Any) -> Any:
         return sow(jnp.log(x - 2), "h").sum()
 
     summary = summarize(broken)(X)
-    assert "not finite in 1" in summary._repr_html_() and ">3<" in summary._repr_html_()
+    assert "not finite at 1" in summary._repr_html_() and "3 not finite<" in summary._repr_html_()
+    assert "not finite in 1" in summary.html() and ">3<" in summary.html()
     fine = summarize(f)(X)._repr_html_()
     assert "not finite" not in fine and ">10<" in fine  # numbers, not only colours
-    many = summarize(lambda x: [sow(x, f"h{i}") for i in range(100)])(X)._repr_html_()
+    many = summarize(lambda x: [sow(x, f"h{i}") for i in range(100)])(X).html()
     assert "40 more rows" in many and many.count("<table") == 2
 
 
@@ -186,7 +195,6 @@ LONG = {
     "comparison": lambda: compare(_long, _long)(X),
     "summary": lambda: summarize(_long)(X),
     "statistics": lambda: store.statistics(_long, [X]),
-    "report": lambda: examine(_long)(X),
     "probes": lambda: probe({"decoder/blocks/11/self_attention/a_name_of_many_words": UNITS}, LABELS),
 }
 

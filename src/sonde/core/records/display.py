@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _MOST_READ = 400  # arrays whose numbers are shown; reading more would take long
 _MOST_PICTURES = 60
+_MOST_LINES = 60  # of a text; layers that are alike are one line, if there are more
 
 
 def in_notebook(shown: Any, width: int = 120) -> str:
@@ -112,8 +114,30 @@ def records_text(records: Records) -> str:
     """One line per record."""
     if not records:
         return f"Records({{}})  # {records._reason}"
-    lines = "".join(f"  {record!r},\n" for record in records.types.values())
+    types = records.types
+    if len(types) > _MOST_LINES:
+        return f"Records(  # {_title(records)}\n{''.join(_folded(types))})"
+    lines = "".join(f"  {record!r},\n" for record in types.values())
     return f"Records(\n{lines})"
+
+
+def _folded(records: Records) -> Iterator[str]:
+    """A line for the records of all layers that are alike: `30 x Record('blocks/{0..29}/out', ...)`."""
+    families: dict[tuple[str, str], list[str]] = {}
+    for path, record in records.items():
+        # The first number in the path is that of the layer.
+        layer = re.match(r"((?:.*?/)??)(\d+)(/.*)", path)
+        name = path if layer is None else f"{layer[1]}*{layer[3]}"
+        kinds = record_line(record).partition(", ")[2]
+        families.setdefault((name, kinds), []).append("" if layer is None else layer[2])
+    for (name, kinds), numbers in families.items():
+        if len(numbers) == 1:
+            yield f"  Record({name.replace('*', numbers[0], 1)!r}, {kinds},\n"
+            continue
+        whole = [int(n) for n in numbers]
+        is_run = whole == list(range(whole[0], whole[0] + len(whole)))
+        listed = f"{{{whole[0]}..{whole[-1]}}}" if is_run else f"{{{','.join(numbers)}}}"
+        yield f"  {len(numbers)} x Record({name.replace('*', listed, 1)!r}, {kinds},\n"
 
 
 def _title(records: Records) -> str:
@@ -140,6 +164,11 @@ def records_table(records: Records) -> Any:
         cells = [path, _kinds(record.values), *said, _kinds(record.grads), axes, place, alarm]
         table.add_row(*map(Text, cells), style=style)
     return WholePaths(table)
+
+
+def record_html(record: Record) -> str:
+    """The table of the calls of a record in a notebook, with pictures."""
+    return f"{in_notebook(record_table(record))}{_pictures(record)}"
 
 
 def records_html(records: Records) -> str:

@@ -219,10 +219,16 @@ class Record:
             )
         return np.array(leaves[0], dtype=dtype, copy=None if copy is not True else True)
 
-    def _repr_html_(self) -> str:
-        from sonde.core.records.display import in_notebook, record_table
+    def __rich__(self) -> Any:
+        from sonde.core.records.display import record_table
+        from sonde.core.records.tree_view import WholePaths
 
-        return in_notebook(record_table(self))
+        return WholePaths(record_table(self))
+
+    def _repr_html_(self) -> str:
+        from sonde.core.records.display import record_html
+
+        return record_html(self)
 
 
 def _type_of(x: Any) -> Any:

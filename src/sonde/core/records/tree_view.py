@@ -29,6 +29,7 @@ class Leaf:
         last: What is said at the end of the line, where it may be long.
         alarm: What is wrong with it; empty if nothing is.
         is_broken: Whether it is as wrong as can be: NaN and Inf.
+        shades: For each of the cells a number from -1 (blue) to 1 (red), the colour behind it; none if empty.
         bins: A histogram, drawn as bars.
         more: HTML that is shown when the line is opened.
     """
@@ -40,6 +41,7 @@ class Leaf:
     bins: Sequence[int] = ()
     more: str = ""
     last: str = ""
+    shades: Sequence[float] = ()
 
 
 @dataclasses.dataclass(slots=True)
@@ -63,14 +65,46 @@ class _Group:
                 yield from self.groups[member].every()
 
 
-def tree_html(title: str, leaves: Iterable[Leaf], notes: Sequence[str] = ()) -> str:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Badges:
+    """What is said above folded lines about what is wrong in them, before the number of lines.
+
+    Attributes:
+        broken: About lines that are broken.
+        odd: About other lines with an alarm.
+    """
+
+    broken: str = "not finite at"
+    odd: str = "dead or zero at"
+
+    def html(self, leaves: Iterable[Leaf]) -> str:
+        """What is wrong below, counted: it must be seen also if the tree is folded."""
+        broken = odd = 0
+        for leaf in leaves:
+            broken += leaf.is_broken
+            odd += bool(leaf.alarm) and not leaf.is_broken
+        said = f'<span style="{_BAD}">{self.broken} {broken}</span> ' if broken else ""
+        return said + (f'<span style="{_ODD}">{self.odd} {odd}</span>' if odd else "")
+
+
+def tree_html(
+    title: str,
+    leaves: Iterable[Leaf],
+    notes: Sequence[str] = (),
+    *,
+    headers: Sequence[str] = (),
+    badges: Badges | None = None,
+) -> str:
     """The tree.
 
     Args:
         title: What is shown above it.
         leaves: The lines, in order.
         notes: Lines below the title.
+        headers: What the columns are.
+        badges: What is said about lines with alarms.
     """
+    badges = badges or Badges()
     every = list(leaves)
     root = _Group()
     for leaf in every:
@@ -79,25 +113,26 @@ def tree_html(title: str, leaves: Iterable[Leaf], notes: Sequence[str] = ()) -> 
             group = group.below(part)
         group.members.append(leaf)
     columns = max((len(leaf.cells) for leaf in every), default=0)
-    widths = [max(len(leaf.cells[i]) for leaf in every if i < len(leaf.cells)) for i in range(columns)]
+    widths = [
+        max([len(leaf.cells[i]) for leaf in every if i < len(leaf.cells)] + [len(name) for name in headers[i : i + 1]])
+        for i in range(columns)
+    ]
     wide = max((len(leaf.path) + 2 * leaf.path.count("/") for leaf in every), default=0)
-    head = f'<div style="font-weight:700">{html.escape(title)} {_badges(every)}</div>'
+    head = f'<div style="font-weight:700;white-space:pre-wrap">{html.escape(title)} {badges.html(every)}</div>'
     below = "".join(f'<div style="opacity:.75">{html.escape(note)}</div>' for note in notes)
-    body = "".join(_drawn(root, "", is_open=len(every) <= _MOST_OPEN, widths=widths, wide=wide))
-    return f'<div style="{FRAME}">{head}{below}{body}</div>'
+    named = "".join(
+        f'<span style="min-width:{width}ch;opacity:.6">{html.escape(name)}</span>'
+        for name, width in zip(headers, widths)
+    )
+    columns_line = f'<span style="min-width:{wide}ch"></span>{named}'
+    above = f'<div style="padding-left:1.3em"><span style="{_LINE}">{columns_line}</span></div>' if headers else ""
+    body = "".join(_drawn(root, "", is_open=len(every) <= _MOST_OPEN, widths=widths, wide=wide, badges=badges))
+    return f'<div style="{FRAME}">{head}{below}{above}{body}</div>'
 
 
-def _badges(leaves: Iterable[Leaf]) -> str:
-    """What is wrong below, counted: it must be seen also if the tree is folded."""
-    broken = odd = 0
-    for leaf in leaves:
-        broken += leaf.is_broken
-        odd += bool(leaf.alarm) and not leaf.is_broken
-    said = f'<span style="{_BAD}">not finite at {broken}</span> ' if broken else ""
-    return said + (f'<span style="{_ODD}">dead or zero at {odd}</span>' if odd else "")
-
-
-def _drawn(group: _Group, prefix: str, *, is_open: bool, widths: Sequence[int], wide: int) -> Iterator[str]:
+def _drawn(
+    group: _Group, prefix: str, *, is_open: bool, widths: Sequence[int], wide: int, badges: Badges
+) -> Iterator[str]:
     for member in group.members:
         every = [member] if isinstance(member, Leaf) else list(group.groups[member].every())
         if isinstance(member, Leaf) or len(every) == 1:  # one line needs no folding
@@ -106,8 +141,8 @@ def _drawn(group: _Group, prefix: str, *, is_open: bool, widths: Sequence[int], 
         inner, path = group.groups[member], f"{prefix}{member}/"
         state = " open" if is_open else ""
         count = f'<span style="opacity:.6">{len(every)}</span>'
-        summary = f'<summary style="cursor:pointer">{html.escape(path)} {count} {_badges(every)}</summary>'
-        inside = "".join(_drawn(inner, path, is_open=is_open, widths=widths, wide=wide))
+        summary = f'<summary style="cursor:pointer">{html.escape(path)} {count} {badges.html(every)}</summary>'
+        inside = "".join(_drawn(inner, path, is_open=is_open, widths=widths, wide=wide, badges=badges))
         yield f'<details{state}>{summary}<div style="padding-left:2ch">{inside}</div></details>'
 
 
@@ -117,9 +152,10 @@ def _leaf(leaf: Leaf, widths: Sequence[int], wide: int) -> str:
     # One click selects the whole path.
     style = f"user-select:all;color:inherit;background:none;font:inherit;padding:0;min-width:{wide}ch"
     path = f'<code style="{style}">{faint}{html.escape(name)}</code>'
+    shades = [*leaf.shades, *[0.0] * (len(leaf.cells) - len(leaf.shades))]
     cells = "".join(
-        f'<span style="min-width:{width}ch;opacity:.85">{html.escape(cell)}</span>'
-        for cell, width in zip(leaf.cells, widths)
+        f'<span style="min-width:{width}ch;{_shaded(shade)}">{html.escape(cell)}</span>'
+        for cell, width, shade in zip(leaf.cells, widths, shades)
     )
     alarm = f'<span style="{_BAD if leaf.is_broken else _ODD}">{html.escape(leaf.alarm)}</span>' if leaf.alarm else ""
     last = f'<span style="opacity:.65">{html.escape(leaf.last)}</span>'
@@ -130,6 +166,14 @@ def _leaf(leaf: Leaf, widths: Sequence[int], wide: int) -> str:
     line = line.replace("display:flex", "display:inline-flex", 1)
     summary = f'<summary style="cursor:pointer;white-space:nowrap">{line}</summary>'
     return f'<details>{summary}<div style="padding:4px 18px">{leaf.more}</div></details>'
+
+
+def _shaded(shade: float) -> str:
+    """The colour behind a cell; half transparent, so that it goes with light and dark pages."""
+    if not shade:
+        return "opacity:.85"
+    color = "224,80,60" if shade > 0 else "60,120,220"
+    return f"background:rgba({color},{min(abs(shade), 1.0) * 0.7:.2f})"
 
 
 def _bars(bins: Sequence[int]) -> str:

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from sonde._array_text import short_place
 from sonde._renames import accepts_old_keywords
-from sonde.core import Pattern, inside_request, wrapped_like
+from sonde.core import Badges, Leaf, Pattern, inside_request, tree_html, wrapped_like
 from sonde.port.difference import Distance, distance, epsilon
 from sonde.port.gradients import with_gradient
 from sonde.port.parting import Parting, find_parting
@@ -95,6 +96,11 @@ class Comparison(Drawn):
         values = np.array([[getattr(d, c) for c in columns] for d in everything], float).reshape(-1, 2)
         return Heat(values, [d.place for d in everything], columns, str(self), by_column=True)
 
+    def _repr_html_(self) -> str:
+        leaves = [_leaf(drift) for drift in (*self.drifts, *self.results)]
+        headers = ("kind", "beyond", "max abs", "max rel", "rel norm", "allowed")
+        return tree_html(str(self), leaves, headers=headers, badges=Badges("differs at", "not compared at"))
+
     def __repr__(self) -> str:
         return f"Comparison({len(self.drifts)} values, {len(self.results)} results, first difference: {self.first})"
 
@@ -135,6 +141,20 @@ class Comparison(Drawn):
             cells += [f"{d.max_abs:.3g}", f"{d.max_rel:.3g}", f"{d.rel_norm:.3g}", allowed, jump, d.note or d.layout]
             table.add_row(*map(Text, cells), style=style)
         return WholePaths(table)
+
+
+def _leaf(drift: Drift) -> Leaf:
+    """The line of a value in a notebook."""
+    kind = "gradient" if drift.gradient else "result" if drift.result else f"call {drift.call}"
+    kind += f"[{','.join(map(str, drift.iteration))}]" if drift.iteration else ""
+    numbers = [f"{x:.3g}" for x in (drift.max_abs, drift.max_rel, drift.rel_norm)]
+    allowed = "" if drift.limit is None else f"{drift.limit:.3g}"
+    cells = [kind, f"{drift.beyond:,} of {drift.size:,}", *numbers, allowed]
+    alarm = drift.note or ("differs" if drift.differs else "")
+    path = f"{drift.path}{drift.part if drift.result else drift.part and '.' + drift.part}"
+    return Leaf(
+        path, cells, alarm, drift.differs, last=" ".join(filter(None, [drift.layout, short_place(drift.source)]))
+    )
 
 
 @accepts_old_keywords("sonde.tools.compare")

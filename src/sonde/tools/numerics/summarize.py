@@ -7,6 +7,7 @@ they are copied to the host. Small arrays are copied whole (`keeping_small`).
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from sonde._array_text import indexed
 from sonde.core import (
+    Leaf,
     Pattern,
     Records,
     Rows,
@@ -26,6 +28,7 @@ from sonde.core import (
     inside_request,
     make_records,
     run_with,
+    tree_html,
     wrapped_like,
 )
 from sonde.tools.execution.deferred_reduce import KeepingSmall
@@ -97,6 +100,25 @@ class Summary(Rows[Row], Drawn):
         title = f"{len(self)} values and gradients"
         return Heat(values, names, columns, title, absent=absent, by_column=True, alarming=("nonfinite",))
 
+    def _repr_html_(self) -> str:
+        rows = list(_shortened(self))
+        numbers = [_numbers(row) if row is not None else () for row in rows]
+        # Each column has a scale of its own: the numbers are of different kinds.
+        columns = zip(*[n for n in numbers if n])
+        most = [max((abs(x) for x in column if x is not None and np.isfinite(x)), default=0.0) for column in columns]
+        leaves = []
+        for row, values in zip(rows, numbers):
+            if row is None:
+                leaves.append(Leaf(leaves[-1].path, ["...", *[""] * (len(_COLUMNS) - 2)]))
+                continue
+            shades = [x / m if x is not None and np.isfinite(x) and m else 0.0 for x, m in zip(values, most)]
+            cells = _cells(row)
+            alarm = _alarm(row)
+            leaves.append(
+                Leaf(cells[0], cells[1:], alarm, bool(row.statistics.nonfinite), shades=[0.0, 0.0, 0.0, *shades])
+            )
+        return tree_html(f"{len(self)} values and gradients", leaves, headers=_COLUMNS[1:])
+
     @property
     def values(self) -> Summary:
         """The rows of values only."""
@@ -138,8 +160,10 @@ class Summary(Rows[Row], Drawn):
         table = Table(title=f"{len({row.path for row in self})} sites")
         for i in kept:
             table.add_column(_COLUMNS[i], overflow="fold", justify="left" if i < 4 else "right")
-        for cells in rows:
-            table.add_row(*[Text(cells[i]) for i in kept])  # not as markup: names may have brackets
+        for row, cells in zip(_shortened(self), rows):
+            alarm = "" if row is None else _alarm(row)
+            style = "" if row is None or not alarm else "bold red" if row.statistics.nonfinite else "yellow"
+            table.add_row(*[Text(cells[i]) for i in kept], style=style)  # not as markup: names may have brackets
         return WholePaths(table)
 
 
@@ -233,15 +257,32 @@ def _rows(seen: Seen, part: str, kind: Any, found: dict[str, np.ndarray], names:
 
 
 def _shortened(rows: Sequence[Row]) -> Iterator[Row | None]:
-    """The rows; for long loops the first and the last few, with None between."""
+    """The rows; for long loops the first and the last few and what is wrong between them, with None for the others."""
     groups: dict[Any, list[Row]] = {}
     for row in rows:
         groups.setdefault((row.path, row.part, row.call, row.gradient), []).append(row)
     for group in groups.values():
         if len(group) > 2 * _SHOWN + 1:
-            yield from [*group[:_SHOWN], None, *group[-_SHOWN:]]
+            wrong = [row for row in group[_SHOWN:-_SHOWN] if row.statistics.nonfinite]
+            yield from [*group[:_SHOWN], None, *wrong[:_SHOWN], *group[-_SHOWN:]]
         else:
             yield from group
+
+
+def _numbers(row: Row) -> tuple[float | None, ...]:
+    s = row.statistics
+    return s.mean, s.std, s.min, s.max, s.norm
+
+
+def _alarm(row: Row) -> str:
+    """What is wrong with a value, in a few words; empty if nothing is."""
+    s = row.statistics
+    said = [f"{s.nonfinite:,} not finite"] if s.nonfinite else []
+    if s.zeros is not None and s.zeros == math.prod(row.shape) > 1:
+        said.append("all zero")
+    elif s.dead:
+        said.append(f"{s.dead:,} of {row.shape[-1]:,} units dead")
+    return ", ".join(said)
 
 
 def _cells(row: Row | None) -> list[str]:
@@ -253,6 +294,6 @@ def _cells(row: Row | None) -> list[str]:
         ",".join(map(str, row.iteration)),
         "gradient" if row.gradient else "value",
         indexed(row.dtype, row.shape),
-        *("-" if x is None else f"{x:.3g}" for x in (s.mean, s.std, s.min, s.max, s.norm)),
+        *("-" if x is None else f"{x:.3g}" for x in _numbers(row)),
         *("-" if x is None else str(x) for x in (s.zeros, s.dead, s.nonfinite)),
     ]
