@@ -434,3 +434,11 @@ def test_a_report_without_a_page(write, sonde, folder) -> None:
     write()
     assert "page:" not in sonde.ok("report", "model:make", "--no-page")
     assert not (folder / "report.html").exists()
+
+
+def test_compare_with_a_file_of_arrays(write, sonde) -> None:
+    write(TWO)
+    np.savez("values.npz", out=np.zeros(6, np.float32))
+    assert "compared" in sonde.ok("compare", "values.npz", "model:wide", code=1)
+    text = sonde.fails("compare", "values.npz", "values.npz")
+    assert "are files or folders: at least one must be a target" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import sonde
 from sonde.tools import compare, torch_records
 
 pytestmark = pytest.mark.transformers
@@ -75,7 +77,46 @@ X = np.random.default_rng(0).normal(size=(LENGTH, D)).astype(np.float32)
 def test_a_right_port() -> None:
     net = network()
     found = compare(net, port(net))(X)
-    assert found.first is None and len(found.results) == 1
+    assert found.first is None and not found.unchecked
+    # One result, its gradient with respect to the input, and to twelve parameters of each of three blocks.
+    assert len(found.results) == 1 + 1 + 36 and sum(d.gradient for d in found.results) == 37
+
+
+def test_a_gradient_that_differs_is_found() -> None:
+    net = network()
+    right = port(net)
+
+    def stopped(x: Any) -> Any:
+        halfway = right(x)
+        return halfway + (x - jax.lax.stop_gradient(x))
+
+    found = compare(net, stopped)(X)
+    assert found.first is not None and found.first.gradient and "argument" in found.first.path
+
+
+def test_weights_that_only_one_side_has_twice() -> None:
+    import torch
+
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = torch.nn.Embedding(7, 4)
+            self.head = torch.nn.Linear(4, 7, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids: Any) -> Any:
+            return self.head(torch.tanh(self.embed(ids)))
+
+    torch.manual_seed(0)
+    net = Tied()
+    table = net.embed.weight.detach().numpy()
+    apart = jnp.array(table), jnp.array(table)
+    ids = np.array([1, 5, 1])
+    right = compare(net, lambda ids: jnp.tanh(apart[0][ids]) @ apart[1].T)(ids)
+    assert right.first is None and sum(d.gradient for d in right.results) == 1
+    stopped = lambda ids: jnp.tanh(apart[0][ids]) @ jax.lax.stop_gradient(apart[1]).T
+    wrong = compare(net, stopped)(ids)
+    assert wrong.first is not None and wrong.first.gradient
 
 
 @pytest.mark.parametrize(
@@ -124,3 +165,22 @@ def test_records_against_a_program() -> None:
     records = torch_records(net)(X)
     found = compare(records, port(net))(X)
     assert found.first is None and "the result" in found.names.values()
+
+
+def test_a_model_folder_is_a_side(tmp_path: Path) -> None:
+    import torch
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=11, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2
+    )
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    model = sonde.models.load(tmp_path)
+    ids = np.array([[3, 1, 4, 1, 5]])
+    right = compare(tmp_path, lambda ids: model(ids), grads=False)(ids)
+    assert right.first is None and len(right.results) == 1
+    wrong = compare(str(tmp_path), lambda ids: model(ids[:, ::-1]), grads=False)(ids)
+    assert wrong.first is not None
+    with pytest.raises(ValueError, match=r"has no config.json: it is not a model folder of Hugging Face"):
+        compare(tmp_path.parent, lambda ids: model(ids))(ids)

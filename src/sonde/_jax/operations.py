@@ -22,7 +22,7 @@ __all__ = [
     "has_effects_outside",
     "has_own_lines",
     "is_backward",
-    "line_of",
+    "lines_of",
     "run_operation",
     "with_other_callbacks",
 ]
@@ -82,15 +82,15 @@ def frames_of(source: Any) -> list[Frame]:
     return frames
 
 
-def line_of(sources: Sequence[Any]) -> str:
-    """The line that made an equation, as `file:line`: of the user's code, else of a layer; `""` if of neither.
+def lines_of(sources: Sequence[Any]) -> tuple[str, ...]:
+    """The lines that led to an equation, innermost first, each as `file:line`: of the user's code, else of layers.
 
     Args:
         sources: Where it was made, and then the calls around it, innermost first.
     """
     frames = [f for source in sources for f in frames_of(source) if not f.file.startswith(_MACHINERY)]
     frames = [f for f in frames if not f.file.startswith(_SONDE)] or frames
-    return f"{frames[0].file}:{frames[0].line}" if frames else ""
+    return tuple(dict.fromkeys(f"{f.file}:{f.line}" for f in frames))
 
 
 def has_own_lines(source: Any, jaxpr: Any) -> bool:

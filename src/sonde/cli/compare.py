@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -62,7 +63,8 @@ def compare(
     Sites are matched by path, else by order and value. Each program runs with its own arguments; if SECOND has none,
     with those of FIRST. Sites that only one of them has are listed, but are not differences.
 
-    Both are targets, module:name or file.py:name; `sonde --help` explains what the name may be.
+    Both are targets, module:name or file.py:name; `sonde --help` explains what the name may be. One may be a file
+    (.onnx, .npz or .safetensors) or a model folder of Hugging Face: it runs with the arguments of the other.
     """
     from sonde.cli.target import Target, program_at
     from sonde.cli.user_program import running
@@ -71,16 +73,20 @@ def compare(
 
     asked = inside or None
     with quiet_stdout(as_json):
-        one = program_at(first, input_file, call_arguments)
-        other = program_at(second, input_file, call_arguments, instead=one)
-        both = Target(f"{first} or {second}", one.f, (), {})
+        if _is_path(first) and _is_path(second):
+            raise Unusable(f"{first} and {second} are files or folders: at least one must be a target, file.py:name")
+        one = None if _is_path(first) else program_at(first, input_file, call_arguments)
+        other = None if _is_path(second) else program_at(second, input_file, call_arguments, instead=one)
+        known = one or other
+        assert known is not None
+        both = Target(f"{first} or {second}", known.f, (), {})
         with (
             running(both, show_traceback=show_traceback, usable=(NothingComparedError,)),
             busy("running both programs"),
         ):
             compared = compare_programs(
-                _whole(one),
-                _whole(other),
+                _whole(one or dataclasses.replace(known, f=Path(first))),
+                _whole(other or dataclasses.replace(known, f=Path(second))),
                 *patterns,
                 rtol=rtol,
                 atol=atol,
@@ -101,9 +107,15 @@ def compare(
     context.exit(FINE if found.first is None else FOUND)
 
 
+def _is_path(text: str) -> bool:
+    return ":" not in text and Path(text).exists()
+
+
 def _whole(program: Target) -> Any:
     """The program with its arguments bound: two programs may take different ones."""
-    return lambda: program.f(*program.args, **program.kwargs)
+    from sonde.tools.comparison.sides import Call
+
+    return Call(program.f, program.args, program.kwargs)
 
 
 def _plain(found: Comparison) -> dict[str, Any]:

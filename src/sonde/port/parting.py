@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,16 +23,19 @@ class Operation:
         text: The operation with the shapes of its operands, and with numbers where they are numbers.
         source: The line of the program, as `file:line`.
         scope: The named scopes around it.
+        callers: The lines of the calls that led there, innermost first, as far as they are in the same file.
     """
 
     name: str
     text: str
     source: str
     scope: str
+    callers: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         scope = f"{self.scope}, " if self.scope else ""
-        return f"{self.text} ({scope}{self.source})" if scope or self.source else self.text
+        called = f", called at line {self.callers[0].rpartition(':')[2]}" if self.callers else ""
+        return f"{self.text} ({scope}{self.source}{called})" if scope or self.source else self.text
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,7 +100,9 @@ def _parting(explained: Explained, origins: list[list[int]], allowed: float) -> 
 
 def _operation(explained: Explained, side: int, number: int) -> Operation:
     step = explained.tapes[side].steps[number]
-    return Operation(step.name, explained.described(side, number), step.source, step.scope)
+    file = step.source.rpartition(":")[0]
+    callers = tuple(itertools.takewhile(lambda line: line.rpartition(":")[0] == file, step.lines[1:]))
+    return Operation(step.name, explained.described(side, number), step.source, step.scope, callers)
 
 
 def _numbers_of(tape: Tape, array: np.ndarray) -> list[int]:

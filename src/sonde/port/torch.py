@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde._extras import load
 from sonde.core import Records, capture, sow
 from sonde.programs.unrolled import Step, Tape
 
@@ -26,6 +28,25 @@ def is_torch_module(thing: object) -> bool:
     """Whether an object is a PyTorch module; does not import PyTorch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(thing, torch.nn.Module)
+
+
+def model_of_folder(folder: str | Path) -> Any:
+    """The PyTorch module that a folder of Hugging Face holds, with its weights, ready to run.
+
+    Raises:
+        MissingExtra: `transformers` or `torch` is not installed.
+        ValueError: The folder has no config.json that names a class of `transformers`.
+    """
+    config = Path(folder) / "config.json"
+    if not config.is_file():
+        raise ValueError(f"{str(folder)!r} has no config.json: it is not a model folder of Hugging Face")
+    load("torch", extra="torch", purpose="running a model folder")
+    transformers = load("transformers", extra="torch", purpose="running a model folder")
+    names = json.loads(config.read_text(encoding="utf-8")).get("architectures") or []
+    kind = next((found for name in names if (found := getattr(transformers, name, None)) is not None), None)
+    if kind is None:
+        raise ValueError(f"{str(config)!r} names the architectures {names}, none of which is in transformers")
+    return kind.from_pretrained(str(folder)).eval()
 
 
 def torch_records(module: Any) -> Callable[..., Records]:
@@ -147,13 +168,62 @@ class TorchRun:
 
 
 def _backward(torch: Any, results: Sequence[Any]) -> None:
-    """The gradients of the combination of results that `port.gradients` takes."""
-    chosen = [(i, t) for i, t in enumerate(results) if t.requires_grad]
+    """Computes the gradients of the combination of results that `port.gradients` takes."""
+    chosen, signs = _combination(torch, results)
     if chosen:
-        signs = [np.random.default_rng(i).choice([-1.0, 1.0], tuple(t.shape)) for i, t in chosen]
-        torch.autograd.backward(
-            [t for _, t in chosen], [torch.as_tensor(s, dtype=t.dtype) for s, (_, t) in zip(signs, chosen)]
-        )
+        torch.autograd.backward(chosen, signs)
+
+
+def _combination(torch: Any, results: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The results that have gradients, and the factors of their elements."""
+    chosen = [(i, t) for i, t in enumerate(results) if t.requires_grad]
+    signs = [np.random.default_rng(i).choice([-1.0, 1.0], tuple(t.shape)) for i, t in chosen]
+    return [t for _, t in chosen], [torch.as_tensor(s, dtype=t.dtype) for s, (_, t) in zip(signs, chosen)]
+
+
+def torch_gradients(
+    module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], around: Any = None
+) -> tuple[list[str], list[np.ndarray], list[np.ndarray]]:
+    """The gradients of the combination of results that `port.gradients` takes, with respect to everything that goes in.
+
+    Args:
+        module: The module. Its weights and their gradients are left as they are.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        around: A context in which it runs.
+
+    Returns:
+        Where in the arguments each input is, `""` for a parameter; the inputs and parameters; the gradients.
+    """
+    torch = _torch()
+    leaves, tree = jax.tree_util.tree_flatten_with_path((tuple(args), dict(kwargs)))
+    names, wanted, filled = [], [], []
+    for path, leaf in leaves:
+        if isinstance(leaf, jax.Array | np.ndarray | np.generic | torch.Tensor):
+            leaf = leaf.detach().clone() if isinstance(leaf, torch.Tensor) else torch.as_tensor(np.array(leaf))
+            if leaf.is_floating_point():
+                names.append(jax.tree_util.keystr(path))
+                wanted.append(leaf.requires_grad_())
+        filled.append(leaf)
+    new_args, new_kwargs = jax.tree.unflatten(tree, filled)
+    parameters = [p for p in module.parameters() if p.is_floating_point()]
+    frozen = [p for p in parameters if not p.requires_grad]
+    try:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        wanted += parameters
+        with contextlib.ExitStack() as stack:
+            if around is not None:
+                stack.enter_context(around)
+            stack.enter_context(torch.enable_grad())
+            results = [t for _, t in _tensors(module(*new_args, **new_kwargs))]
+            chosen, signs = _combination(torch, results)
+            found = torch.autograd.grad(chosen, wanted, signs, allow_unused=True)
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+    arrays = [_array(torch.zeros_like(x) if g is None else g) for x, g in zip(wanted, found)]
+    return [*names, *[""] * len(parameters)], [_array(x) for x in wanted], arrays
 
 
 def _torch() -> Any:
@@ -256,7 +326,7 @@ def _taped(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], jitter: 
             outputs = tuple(number_of(t, step) for _, t in _tensors(out))
             settings = {str(i): x for i, x in enumerate(_plain_numbers((args, kwargs)))}
             scope = scopes[-1] if scopes else ""
-            tape.steps.append(Step(name, tuple(inputs), outputs, _no_run, _line(), scope, settings))
+            tape.steps.append(Step(name, tuple(inputs), outputs, _no_run, _lines(), scope, settings))
             return out
 
     def leave(*_: Any) -> None:
@@ -324,12 +394,13 @@ def _plain_numbers(tree: Any) -> Iterator[float]:
             yield leaf
 
 
-def _line() -> str:
-    """The line of the module's code that runs, outside of PyTorch."""
+def _lines() -> tuple[str, ...]:
+    """The lines of the module's code that are running, innermost first, without those of PyTorch."""
     inside = (str(Path(_torch().__file__).parent), _SONDE)
+    lines = []
     frame = sys._getframe(1)
     while frame is not None:
         if not frame.f_code.co_filename.startswith(inside):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
         frame = frame.f_back
-    return ""
+    return tuple(lines)

@@ -30,7 +30,7 @@ class Step:
         inputs: The numbers of its inputs among the values of the tape.
         outputs: Those of its outputs.
         run: Runs it on other inputs.
-        source: The line of the user's code, as `file:line`.
+        lines: The lines of the user's code that led to it, innermost first, each as `file:line`.
         scope: The named scopes around it.
         settings: Its parameters that are plain numbers.
         equation: The equation; None for what only takes rows of an array or puts them together.
@@ -40,10 +40,15 @@ class Step:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     run: Callable[[Sequence[Any]], list[Any]]
-    source: str = ""
+    lines: tuple[str, ...] = ()
     scope: str = ""
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     equation: Equation | None = None
+
+    @property
+    def source(self) -> str:
+        """The innermost of the lines; `""` if none is known."""
+        return self.lines[0] if self.lines else ""
 
 
 @dataclasses.dataclass(eq=False)
@@ -157,7 +162,7 @@ class _Unrolling:
             equation.name,
             inputs,
             lambda values: run_equation(equation, values),
-            source=_jax.line_of(equation.sources),
+            lines=_jax.lines_of(equation.sources),
             scope="/".join(map(str, equation.names)),
             settings=plain,
             equation=equation,

@@ -17,6 +17,7 @@ from sonde.tools.comparison.compare import Comparison as Comparison
 from sonde.tools.comparison.compare import assert_same_program as assert_same_program
 from sonde.tools.comparison.compare import compare as compare
 from sonde.tools.comparison.differences import Drift as Drift
+from sonde.tools.comparison.training import compare_training as compare_training
 from sonde.tools.intervention.ablate import ablate as ablate
 from sonde.tools.intervention.patch_paths import Paths as Paths
 from sonde.tools.intervention.patch_paths import patch_paths as patch_paths

@@ -363,6 +363,7 @@ class _Comparing:
         if isinstance(found, str):
             self.unchecked += [found] if found else []
             return []
+        self.unchecked += found.unchecked
         drifts = []
         for pair in found.pairs:
             drift = judge(pair, self.tolerance, [], result=True)

@@ -12,14 +12,33 @@ import numpy as np
 from sonde.core import InsideRequest, Pattern, Records, check_callable, glob_matches
 from sonde.port.files import read_named_arrays
 from sonde.port.gradients import differentiable, with_gradient
+from sonde.port.onnx import run_onnx
 from sonde.port.parameters import match_parameters
+from sonde.port.prints import print_of
 from sonde.port.rounding import rounded_otherwise
-from sonde.port.torch import is_torch_module
+from sonde.port.torch import is_torch_module, model_of_folder
 from sonde.programs.traced import Program, trace
 from sonde.programs.unrolled import Tape, tape_of
-from sonde.tools.comparison.matching import Pair
+from sonde.tools.comparison.matching import By, Pair
 from sonde.tools.comparison.runs import RESULT, Point, Run, points_of, run_rounded_otherwise, run_side
 from sonde.tools.execution.record_values import on_host
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SideGradients:
+    """The gradients of a fixed random combination of the results, with respect to everything that goes in.
+
+    Attributes:
+        names: For each gradient, where in the arguments its input is; `""` for a weight.
+        inputs: What each is the gradient with respect to.
+        arrays: The gradients.
+        rounded_otherwise: The same where the arithmetic rounds differently; each number in another way.
+    """
+
+    names: Sequence[str]
+    inputs: Sequence[np.ndarray]
+    arrays: Sequence[np.ndarray]
+    rounded_otherwise: Callable[[int], Sequence[np.ndarray]]
 
 
 class Side(Protocol):
@@ -43,6 +62,10 @@ class Side(Protocol):
 
     def traced(self) -> Program | str:
         """The traced program, or why there is none."""
+        ...
+
+    def gradients(self) -> SideGradients | str:
+        """The gradients of its results, or why there are none; `""` if that need not be said."""
         ...
 
     def tape(self) -> Tape | None:
@@ -93,6 +116,21 @@ class ProgramSide:
         except Exception as error:
             return _first_line(error)
 
+    def gradients(self) -> SideGradients | str:
+        """The gradients of its results."""
+        program = self.traced()
+        if isinstance(program, str):
+            return f"cannot be traced ({program})"
+        try:
+            gradient = with_gradient(program)
+            arrays = _on_host(gradient(*gradient.values))
+        except Exception as error:
+            return f"cannot be differentiated ({_first_line(error)})"
+        inputs = _on_host([program.values[i] for i in differentiable(program)])
+        return SideGradients(
+            gradient.output_names, inputs, arrays, lambda draw: _on_host(rounded_otherwise(gradient, draw))
+        )
+
     def tape(self) -> Tape | None:
         """Its single operations."""
         program = self.traced()
@@ -123,6 +161,10 @@ class StoredSide:
 
     def traced(self) -> Program | str:
         """There is no program."""
+        return ""
+
+    def gradients(self) -> SideGradients | str:
+        """There are none."""
         return ""
 
     def tape(self) -> Tape | None:
@@ -183,6 +225,21 @@ class TorchSide:
         """There is no program of JAX."""
         return "it is a PyTorch module"
 
+    def gradients(self) -> SideGradients | str:
+        """The gradients of its results, by PyTorch."""
+        from sonde.port.torch import rounding_mode, torch_gradients
+
+        try:
+            names, inputs, arrays = torch_gradients(self.module, self.args, self.kwargs)
+        except Exception as error:
+            return f"cannot be differentiated ({_first_line(error)})"
+        return SideGradients(
+            names,
+            inputs,
+            arrays,
+            lambda draw: torch_gradients(self.module, self.args, self.kwargs, around=rounding_mode(draw))[2],
+        )
+
     def tape(self) -> Tape | None:
         """Its operations."""
         from sonde.port.torch import torch_tape
@@ -190,12 +247,83 @@ class TorchSide:
         return torch_tape(self.module, self.args, self.kwargs)
 
 
-def side_of(thing: Any, patterns: Sequence[Pattern], grads: bool, inside: InsideRequest | None) -> Side:
+@dataclasses.dataclass(frozen=True)
+class OnnxSide:
+    """An ONNX file."""
+
+    file: Path
+    patterns: tuple[Pattern, ...]
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def called(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSide:
+        """The same with arguments."""
+        return dataclasses.replace(self, args=args, kwargs=kwargs)
+
+    def run(self) -> Run:
+        """What it computes."""
+        steps, results = run_onnx(self.file, self.args, self.kwargs)
+        globs = [p for p in self.patterns if isinstance(p, str)]
+        points = [
+            Point(name, "", 0, (), False, array, "", (0, [(order, 0)]))
+            for order, (name, array) in enumerate(steps)
+            if not globs or any(glob_matches(p, name) for p in globs)
+        ]
+        return Run(tuple(points), tuple(Point(RESULT, name, 0, (), False, array, "") for name, array in results))
+
+    def run_with_gradients(self) -> Run:
+        """The same: a graph has no gradients."""
+        return self.run()
+
+    def rounded_otherwise(self, draws: int) -> tuple[list[Run], str]:
+        """Nothing: the noise of the other side has to do."""
+        return [], ""
+
+    def traced(self) -> Program | str:
+        """There is no program of JAX."""
+        return "it is an ONNX file"
+
+    def gradients(self) -> SideGradients | str:
+        """There are none."""
+        return "is an ONNX file, which has none"
+
+    def tape(self) -> Tape | None:
+        """There are no operations that can be run alone."""
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A program with its own arguments, as a side of `compare`: those of the call are for the other side."""
+
+    f: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class CalledSide:
+    """A side whose arguments are known already."""
+
+    side: Side
+
+    def called(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Side:
+        """The side as it is."""
+        return self.side
+
+
+def side_of(thing: Any, patterns: Sequence[Pattern], grads: bool, inside: InsideRequest | None) -> Side | CalledSide:
     """The side that an argument of `compare` is."""
+    if isinstance(thing, Call):
+        side = side_of(thing.f, patterns, grads, inside)
+        return CalledSide(side.called(thing.args, thing.kwargs))
     if isinstance(thing, Records):
         return StoredSide(points_of(thing))
     if isinstance(thing, str | Path):
-        thing = read_named_arrays(thing)
+        path = Path(thing)
+        if path.suffix == ".onnx":
+            return OnnxSide(path, tuple(patterns))
+        thing = model_of_folder(path) if path.is_dir() else read_named_arrays(path)
     if isinstance(thing, Mapping):
         named = enumerate(thing.items())
         return StoredSide(
@@ -213,64 +341,99 @@ class Gradients:
 
     Attributes:
         pairs: What corresponds.
-        programs: The programs that compute them.
-        positions: For each point, by identity: which program, which of its outputs, which row of it.
+        unchecked: What could not be compared, and why.
     """
 
     pairs: list[Pair]
-    programs: tuple[Program, Program]
-    positions: dict[int, tuple[int, int, int | None]]
-    _draws: dict[int, list[list[np.ndarray]]] = dataclasses.field(default_factory=dict)
+    unchecked: list[str]
+    _sides: tuple[SideGradients, SideGradients]
+    _positions: dict[int, tuple[int, tuple[int, ...], int | None]]  # by identity: side, gradients to be added, row
+    _draws: dict[int, list[Sequence[np.ndarray]]] = dataclasses.field(default_factory=dict)
+
+    def add(self, label: str, by: By, *where: tuple[tuple[int, ...], int | None]) -> None:
+        """Adds a pair: for each side the numbers of the gradients that are added, and which row of the sum it is."""
+        points = []
+        for side, (numbers, row) in enumerate(where):
+            array = _part(self._sides[side].arrays, numbers, row)
+            points.append(Point(f"the gradient of {label}", "", 0, (), True, array, ""))
+            self._positions[id(points[-1])] = side, numbers, row
+        self.pairs.append(Pair(points[0], points[1], by))
 
     def noise(self, point: Point) -> list[np.ndarray]:
         """The gradient as it is where the arithmetic rounds differently, several times."""
-        side, number, row = self.positions[id(point)]
+        side, numbers, row = self._positions[id(point)]
         if side not in self._draws:
-            moved = [on_host(rounded_otherwise(self.programs[side], draw), "compare") for draw in range(3)]
-            self._draws[side] = [[np.asarray(x) for x in outs] for outs in moved]
-        return [outs[number] if row is None else outs[number][row] for outs in self._draws[side]]
+            self._draws[side] = [self._sides[side].rounded_otherwise(draw) for draw in range(3)]
+        return [_part(arrays, numbers, row) for arrays in self._draws[side]]
+
+
+def _part(arrays: Sequence[np.ndarray], numbers: tuple[int, ...], row: int | None) -> np.ndarray:
+    total = arrays[numbers[0]]
+    for number in numbers[1:]:
+        total = total + arrays[number]
+    return total if row is None else total[row]
 
 
 def gradient_pairs(first: Side, second: Side) -> Gradients | str:
     """The gradients of two programs, matched by argument and, for weights, by value; or why there are none."""
-    programs = []
+    sides = []
     for side, which in ((first, "first"), (second, "second")):
-        program = side.traced()
-        if isinstance(program, str):
-            return program and f"gradients: the {which} program cannot be traced ({program})"
         try:
-            programs.append(with_gradient(program))
+            made = side.gradients()
         except Exception as error:
-            return f"gradients: the {which} program cannot be differentiated ({_first_line(error)})"
-    ours, theirs = programs
-    try:
-        values = [[np.asarray(x) for x in on_host(p(*p.values), "compare")] for p in programs]
-    except Exception as error:
-        return f"gradients: {_first_line(error)}"
-    positions: dict[int, tuple[int, int, int | None]] = {}
-
-    def point(side: int, number: int, name: str, row: int | None) -> Point:
-        array = values[side][number] if row is None else values[side][number][row]
-        made = Point(f"the gradient of {name}", "", 0, (), True, array, "")
-        positions[id(made)] = side, number, row
-        return made
-
-    pairs = []
-    chosen = [p.output_names for p in programs]
+            made = _first_line(error)
+        if isinstance(made, str):
+            return made and f"gradients: the {which} program {made}"
+        sides.append(made)
+    found = Gradients([], [], (sides[0], sides[1]), {})
     # Arguments correspond by place.
-    named = {name: k for k, name in enumerate(chosen[1]) if name}
-    for i, name in enumerate(chosen[0]):
-        if name in named:
-            label = f"argument {name}"
-            pairs.append(Pair(point(0, i, label, None), point(1, named[name], label, None), "path"))
-    weights = [[i for i, name in enumerate(names) if not name] for names in chosen]
-    arrays = [[p.values[differentiable(q)[i]] for i in numbers] for p, q, numbers in zip(programs, programs, weights)]
-    for m in match_parameters(*[[np.asarray(x) for x in side] for side in arrays]):
-        i, k = weights[0][m.first], weights[1][m.second]
+    named = {name: k for k, name in enumerate(sides[1].names) if name}
+    for i, name in enumerate(sides[0].names):
+        if name in named and np.array_equal(sides[0].inputs[i], sides[1].inputs[named[name]]):
+            found.add(f"argument {name}", "path", ((i,), None), ((named[name],), None))
+    weights = [[i for i, name in enumerate(side.names) if not name] for side in sides]
+    arrays = [[side.inputs[i] for i in numbers] for side, numbers in zip(sides, weights)]
+    added: set[int] = set()
+    for m in match_parameters(*arrays):
+        copies = _copies(arrays[0], m.first), _copies(arrays[1], m.second)
+        if m.first in added:
+            continue
+        one = m.row is None and len(copies[0]) != len(copies[1])  # tied in one program, and two arrays in the other
+        chosen = [
+            tuple(numbers[k] for k in (mine if one else (number,)))
+            for numbers, mine, number in zip(weights, copies, (m.first, m.second))
+        ]
+        added |= set(copies[0]) if one else set()
         label = f"weight {m.first} {arrays[0][m.first].dtype}{list(np.shape(arrays[0][m.first]))}"
+        if not one and any(_has_other_layouts(side, k) for side, k in zip(arrays, (m.first, m.second))):
+            found.unchecked.append(f"the gradient of {label}: the programs have it in several layouts")
+            continue
         rows = (m.row, None) if m.of_first else (None, m.row)
-        pairs.append(Pair(point(0, i, label, rows[0]), point(1, k, label, rows[1]), "value"))
-    return Gradients(pairs, (ours, theirs), positions)
+        found.add(label, "value", (chosen[0], rows[0]), (chosen[1], rows[1]))
+    return found
+
+
+def _copies(arrays: Sequence[np.ndarray], number: int) -> tuple[int, ...]:
+    """The arrays that have the same numbers in the same layout as one of them, itself included."""
+    own = arrays[number]
+    return tuple(i for i, x in enumerate(arrays) if i == number or (x.shape == own.shape and np.array_equal(x, own)))
+
+
+def _has_other_layouts(arrays: Sequence[np.ndarray], number: int) -> bool:
+    """Whether another of the arrays has the same numbers in another layout."""
+    own = arrays[number]
+    fingerprint = print_of(own)
+    return fingerprint.telling and any(
+        x.size == own.size
+        and not np.array_equal(x, own)
+        and print_of(x).apart(fingerprint) <= 1e-6
+        and np.array_equal(np.sort(x.ravel()), np.sort(own.ravel()))
+        for x in arrays
+    )
+
+
+def _on_host(values: Sequence[Any]) -> list[np.ndarray]:
+    return [np.asarray(x) for x in on_host(list(values), "compare")]
 
 
 def _first_line(error: Exception) -> str:
