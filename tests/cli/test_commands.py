@@ -438,7 +438,7 @@ def test_a_report_without_a_page(write, sonde, folder) -> None:
 
 def test_compare_with_a_file_of_arrays(write, sonde) -> None:
     write(TWO)
-    np.savez("values.npz", out=np.zeros(6, np.float32))
+    np.savez("values.npz", shifted=np.zeros(4, np.float32))
     assert "compared" in sonde.ok("compare", "values.npz", "model:wide", code=1)
-    text = sonde.fails("compare", "values.npz", "values.npz")
-    assert "are files or folders: at least one must be a target" in text
+    text = sonde.error("compare", "values.npz", "values.npz")
+    assert "are files or folders: at least one must be a target" in " ".join(text.split())
