@@ -7,6 +7,7 @@ import numpy as np
 import sonde
 from sonde.core.modules.calls import run_method
 from sonde.core.modules.index import ModuleKind, register_modules
+from sonde.inside.match_copies import CopiesByArrays
 
 X = jnp.arange(3.0) + 0.5
 
@@ -35,7 +36,8 @@ class Frozen:
 
 
 register_modules(
-    Frozen, ModuleKind(lambda m: sorted(vars(m).items()), stamp=lambda: 0, arrays=lambda m: jax.tree.leaves(m))
+    Frozen,
+    ModuleKind(lambda m: sorted(vars(m).items()), stamp=lambda: 0, copies=CopiesByArrays(lambda m: jax.tree.leaves(m))),
 )
 
 

@@ -267,7 +267,7 @@ def eager_shortcut(
         needs_trace: Whether a jaxpr needs it.
         call: Called with a trace, the arguments and the parameters of a jitted call that needs it; returns the outputs,
             or None if the call must be bound as an equation.
-        changes: Returns what is noted about arrays under a trace; see `core/modules/lineage.py`.
+        changes: Returns what is noted about arrays under a trace; see `FollowedArrays` in `core/modules/copies.py`.
         not_donated: Called with a trace, the arguments of a jitted call, and which of them are donated; returns the
             arguments to use.
     """

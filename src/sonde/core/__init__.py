@@ -55,16 +55,22 @@ from sonde.core.modules.calls import (
     overrides_running,
     run_method,
 )
+from sonde.core.modules.copies import CopyKey, CopyKind
 from sonde.core.modules.index import (
     ModuleKind,
     Origin,
+    at_path,
     children_of,
+    everything_in,
+    kind_of_class,
     module_kind,
+    path_between,
     paths_below,
     register_modules,
     register_no_modules,
     register_told_apart,
 )
+from sonde.core.modules.places import Place
 from sonde.core.modules.roots import StandIns, stand_ins
 from sonde.core.modules.trace_variants import given
 from sonde.core.records.branch_merge import merge_choices, tokens_of
@@ -78,6 +84,7 @@ from sonde.core.records.partial_records import attach_records, partial_records
 from sonde.core.records.record import Record, Records
 from sonde.core.records.tree_view import Badges, Leaf, WholePaths, tree_html
 from sonde.core.session.caches import (
+    ByIdentity,
     CacheInfo,
     KeptPrograms,
     by_identity,
@@ -108,6 +115,7 @@ __all__ = [
     "ArraysSpec",
     "Axis",
     "Badges",
+    "ByIdentity",
     "ByPath",
     "CacheInfo",
     "Call",
@@ -115,6 +123,8 @@ __all__ = [
     "CallSpec",
     "CallStack",
     "CaptureState",
+    "CopyKey",
+    "CopyKind",
     "Edit",
     "Editing",
     "Extra",
@@ -131,6 +141,7 @@ __all__ = [
     "NamedLoop",
     "Origin",
     "Pattern",
+    "Place",
     "Put",
     "Record",
     "RecordLayout",
@@ -158,6 +169,7 @@ __all__ = [
     "arrays_in",
     "as_now",
     "at_module",
+    "at_path",
     "attach_records",
     "by_identity",
     "cache_clear",
@@ -175,6 +187,7 @@ __all__ = [
     "children_of",
     "code_of",
     "edit",
+    "everything_in",
     "expand",
     "extra_has",
     "first_site",
@@ -185,6 +198,7 @@ __all__ = [
     "inside_request",
     "is_part_of_caller",
     "kept_with",
+    "kind_of_class",
     "make_records",
     "mark",
     "mark_arguments",
@@ -203,6 +217,7 @@ __all__ = [
     "origin_for_copies",
     "overrides_running",
     "partial_records",
+    "path_between",
     "path_under",
     "paths_below",
     "perturb",

@@ -17,6 +17,7 @@ from sonde.core.modules.index import (
     register_modules,
     text_between,
 )
+from sonde.inside.match_copies import CopiesByArrays
 
 
 def test_path_between_follows_changes():
@@ -67,7 +68,9 @@ class Plain:
         vars(self).update(parts)
 
 
-register_modules(Plain, ModuleKind(lambda m: list(vars(m).items()), arrays=lambda m: [m.w] if "w" in vars(m) else []))
+register_modules(
+    Plain, ModuleKind(lambda m: list(vars(m).items()), copies=CopiesByArrays(lambda m: [m.w] if "w" in vars(m) else []))
+)
 
 
 @jax.tree_util.register_dataclass

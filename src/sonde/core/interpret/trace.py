@@ -16,7 +16,7 @@ from sonde.core.interpret.items import in_runs_of_maps
 from sonde.core.marks.primitive import marker_p, site_p
 from sonde.core.marks.site import Site, View
 from sonde.core.marks.site_search import has_sites, sites_inside
-from sonde.core.modules.lineage import Changed
+from sonde.core.modules.copies import FollowedArrays
 from sonde.core.session.debug_nans import checking_results
 from sonde.core.session.state import capture_state
 from sonde.errors import CaptureError
@@ -37,7 +37,7 @@ class SiteTrace(_jax.Trace):
         super().__init__()
         self.parent: Any = parent
         self.handler = handler
-        self.changed: Changed | None = None  # notes on arrays that are computed here, if any
+        self.changed: FollowedArrays | None = None  # notes on arrays that are computed here, if any
         self.requires_low = getattr(parent, "requires_low", True)
         # Code that compares trace levels (Variables refuse to be changed from another one) must not see a new level,
         # and jit's fast path must not see a new cache key.

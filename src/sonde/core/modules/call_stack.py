@@ -19,30 +19,22 @@ module it closes over) is kept with it, and compared at the next call: if it dif
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
-
 from sonde import _jax
+from sonde.core.modules.copies import CopyFinder, CopyKey, CopyKind
 from sonde.core.modules.index import (
     Origin,
-    arrays_of,
-    at_path,
-    is_found_by_arrays,
+    copy_kind,
     module_kind,
-    path_between,
     says_origin,
 )
-from sonde.core.modules.lineage import Changed, Source
-from sonde.core.modules.match_copies import Copy, find_again, find_copy
 from sonde.core.modules.places import Move, Place, Segment, UnregisteredInside, depth_of, join
 from sonde.core.modules.roots import find_roots
 from sonde.core.session.session import SESSIONS, Session, captures_run
-from sonde.errors import ScopeError
 
 
 class CallStack:
@@ -58,7 +50,7 @@ class CallStack:
         depth: How many captures are nested, this one included.
         handler: What the capture does at sites.
         segments: The outermost first.
-        changed: What the program computed from the arrays of the models, outside traced functions.
+        copies: Finds the originals of copies, once there is a module whose library does not say what it is a copy of.
     """
 
     def __init__(
@@ -74,11 +66,10 @@ class CallStack:
         self.only_roots = only_roots
         roots_with_places = [(Place(path), root) for path, root in roots]
         self.segments = [Segment(roots_with_places, _jax.count_names(session.open_names), None)]
-        arrays = [x for _, root in roots if is_found_by_arrays(root) for x in arrays_of(root)]
-        self.changed = Changed(arrays, session.trace_around)
-        self._trees = trees
-        self._model_met = False
-        self._stand_in: tuple[set[int], Any] | None = None
+        self.copies: CopyFinder | None = None
+        self._roots, self._trees, self._trace_around = [root for _, root in roots], trees, session.trace_around
+        if (kind := next(filter(None, map(copy_kind, self._roots)), None)) is not None:
+            self._make_copy_finder(kind)
 
     @property
     def root(self) -> Any:
@@ -102,6 +93,10 @@ class CallStack:
         """The place of a module, seen from the innermost segment."""
         return self._find(module) or self._of_unknown(module)
 
+    def _make_copy_finder(self, kind: CopyKind) -> CopyFinder:
+        self.copies = kind.finder(self._roots, self._trees, self._trace_around)
+        return self.copies
+
     def _find(self, module: Any, is_called: bool = True) -> Place | None:
         """The place of a module inside the modules around, or of the module that it is a copy of."""
         last = len(self.segments) - 1
@@ -116,13 +111,12 @@ class CallStack:
                     found = segment.find(asked)
                 origin = origin.before
             if found is not None:
-                is_news = not self._model_met or self._stand_in is not None
-                if level == 0 and is_news and any(path_between(root, asked) is not None for _, root in segment.given):
-                    self.meet_model(asked)
+                if level == 0 and self.copies is not None:
+                    self.copies.meet(self, asked)
                 return self._seen_from_inside(found, level, asked)
-        copies: Sequence[Copy] = ()
-        if is_found_by_arrays(module):
-            copied, copies = find_copy(self, module, is_called)
+        copies: Sequence[CopyKey] = ()
+        if (copied_as := copy_kind(module)) is not None:
+            copied, copies = (self.copies or self._make_copy_finder(copied_as)).find(self, module, is_called)
             if copied is not None:
                 place = self._seen_from_inside(*copied, module, copies)
                 self.segments[last].note(place, module)
@@ -133,50 +127,11 @@ class CallStack:
                 self.segments[level].used[copies[level]] = (None, None)
         return None
 
-    def arrays_at(self, path: Sequence[Any]) -> list[list[Any]]:
-        """The arrays of a submodule in trees that the program is called with, as the arrays of a model often are."""
-        found = []
-        for tree in self._trees:
-            with contextlib.suppress(KeyError, IndexError, TypeError):
-                found.append(jax.tree.leaves(at_path(tree, tuple(path))))
-        return found
-
-    def meet_model(self, module: Any) -> None:
-        """Notes that the program uses a module of the model."""
-        self._model_met = True
-        if self._stand_in is not None:
-            raise ScopeError(
-                f"{type(module).__name__} is a module of the model that the capture looks into, but another "
-                f"{type(self.root).__name__}, with other arrays, was called before it and was taken for the model: "
-                "its sites and those of the model would have the same paths. Call the model first, or look into "
-                "both: "
-                "inside=[model, other]"
-            )
-
-    def stands_in(self, model: Any, found: Sequence[Source], kept: Any, is_called: bool) -> bool:
-        """Whether a module of the class of a model, with other arrays, is the model.
-
-        Args:
-            model: The model.
-            found: Where the arrays of the module come from.
-            kept: Keeps what they come from alive, because it is known by identity.
-            is_called: Whether the module is called. One that is only passed on may hold gradients.
-        """
-        if model is not self.root or self._has_frames():
-            return False
-        ends = set[int]().union(*[source.ends for source in found])
-        if is_called and self._may_be_replaced():
-            self._stand_in = ends, kept
-        return self._stand_in is not None and bool(ends & self._stand_in[0])
-
-    def _may_be_replaced(self) -> bool:
-        """Whether another module may turn out to be the model."""
-        return self._stand_in is None and not self._model_met and not self._has_frames()
-
-    def _has_frames(self) -> bool:
+    def has_frames(self) -> bool:
+        """Whether a call of a module is open."""
         return any(segment.frames for segment in self.segments)
 
-    def _seen_from_inside(self, place: Place, level: int, asked: Any, copies: Sequence[Copy] = ()) -> Place:
+    def _seen_from_inside(self, place: Place, level: int, asked: Any, copies: Sequence[CopyKey] = ()) -> Place:
         for inner in range(level + 1, len(self.segments)):
             place = self._inward(place, inner - 1)
             if asked is not None:
@@ -296,7 +251,7 @@ class CallStack:
         """The place of a module, as seen from a segment that starts here; None if only a call of it will tell."""
         place, last = self._find(module, is_called=False), len(self.segments) - 1
         if place is None:
-            if is_found_by_arrays(module) and type(module) is type(self.root) and self._may_be_replaced():
+            if self.copies is not None and self.copies.may_be_model(self, module):
                 return None
             place = self._of_unknown(module)
         if place.here and last:  # the current path: from further inside, it counts from the capture
@@ -326,8 +281,8 @@ class CallStack:
                 return self._scopes(level)
             if isinstance(key, UnregisteredInside):
                 return self._name_of(key)
-            if isinstance(key, Copy):
-                found = find_again(self, key, values())
+            if isinstance(key, CopyKey):
+                found = (self.copies or self._make_copy_finder(key.kind)).find_again(self, key, values())
                 return None if found is None else self._seen_from_inside(*found, None)
             module = ref()
             return None if module is None else self._find(module)

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from sonde._key_paths import key_of
+from sonde.core.modules.copies import CopyKind
 from sonde.core.session.caches import ByIdentity
 
 Path = tuple[Any, ...]
@@ -59,8 +60,7 @@ class ModuleKind:
         stamp: Equal to an earlier result if no module of the library can have changed since; by default never.
         origin: What a module is a copy of, if the library says so.
         is_root: Whether paths may count from an object, even if it was not called.
-        arrays: The arrays in a module, for a library that does not say what a module is a copy of; see `copies`.
-        rest: Everything in a module except arrays, in a form that can be compared.
+        copies: How copies of a module are recognized, for a library that does not say what a module is a copy of.
         aliases: For methods that are another name of a method, the name of that method.
         returns: The attribute of which the result of a call of the module is a copy, if any.
         is_part: Whether a module is only how another one works, which calls it: not a call of its own.
@@ -71,8 +71,7 @@ class ModuleKind:
     stamp: Callable[[], Hashable] = object
     origin: Callable[[Any], Origin | None] = _no_origin
     is_root: Callable[[Any], bool] = lambda module: True
-    arrays: Callable[[Any], Sequence[Any]] | None = None
-    rest: Callable[[Any], Any] = lambda module: None
+    copies: CopyKind | None = None
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     returns: Callable[[Any], str | None] = lambda module: None
     is_part: Callable[[Any, Any], bool] = lambda module, of: False
@@ -115,6 +114,11 @@ class _Libraries:
 LIBRARIES = _Libraries()
 
 
+def kind_of_class(cls: type) -> ModuleKind | None:
+    """How to inspect the instances of a class; None if they are not modules."""
+    return LIBRARIES.kind_of(cls)
+
+
 def register_modules(cls: type, kind: ModuleKind) -> None:
     """Makes the instances of a class, and of its subclasses, modules."""
     LIBRARIES.add(cls, kind)
@@ -143,22 +147,10 @@ def module_kind(value: Any) -> ModuleKind | None:
     return LIBRARIES.kind_of(type(value))
 
 
-def is_found_by_arrays(module: Any) -> bool:
-    """Whether the copies of a module are found by their arrays; see `copies`."""
+def copy_kind(module: Any) -> CopyKind | None:
+    """How the copies of a module are recognized; None if the library says what they are copies of."""
     kind = module_kind(module)
-    return kind is not None and kind.arrays is not None
-
-
-def arrays_of(module: Any) -> Sequence[Any]:
-    """The arrays of such a module."""
-    kind: Any = module_kind(module)
-    return kind.arrays(module)
-
-
-def rest_of(module: Any) -> Any:
-    """Everything in such a module except arrays, in a form that can be compared."""
-    kind: Any = module_kind(module)
-    return kind.rest(module)
+    return None if kind is None else kind.copies
 
 
 def says_origin(module: Any) -> bool:

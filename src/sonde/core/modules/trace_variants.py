@@ -20,8 +20,8 @@ from sonde import _jax
 from sonde.core.marks.scopes import strange_scope
 from sonde.core.marks.site_search import first_site
 from sonde.core.modules.call_stack import CallStack, call_stacks
+from sonde.core.modules.copies import CopyKey
 from sonde.core.modules.index import LIBRARIES, holds_modules, module_kind, outermost_modules
-from sonde.core.modules.match_copies import Copy
 from sonde.core.modules.places import Place, UnregisteredInside
 from sonde.core.session.caches import ByIdentity
 from sonde.core.session.session import SESSIONS, captures_run
@@ -51,7 +51,7 @@ class Variant:
         for stack, used in zip(stacks, self.used):
             named = {key: found for key, (_, found) in used.items() if isinstance(key, UnregisteredInside)}
             for key, (ref, found) in used.items():
-                if key in named or (ref is not None and ref() is None) or (isinstance(key, Copy) and key.is_own()):
+                if key in named or (ref is not None and ref() is None) or (isinstance(key, CopyKey) and key.is_own()):
                     continue
                 if stack.still(key, ref, values) != found:
                     return False

@@ -15,8 +15,8 @@ from sonde.core.marks.primitive import kept
 from sonde.core.marks.site_search import has_sites
 from sonde.core.modules import trace_variants
 from sonde.core.modules.call_stack import NOTHING, ModuleRequest, Wanted, begin_call_stack
+from sonde.core.modules.copies import FollowedArrays
 from sonde.core.modules.index import has_modules
-from sonde.core.modules.lineage import Changed
 from sonde.core.session import opaque_calls
 from sonde.core.session.inside_protocol import InsideRequest, change_libraries
 from sonde.core.session.session import Session, has_outlived_capture
@@ -94,8 +94,8 @@ def run_with(
             try:
                 session.change(_changes)
                 if models or has_modules():
-                    followed = begin_call_stack(session, f, args, kwargs, request, models).changed
-                    trace.changed = followed if followed.shapes else None
+                    copies = begin_call_stack(session, f, args, kwargs, request, models).copies
+                    trace.changed = copies.followed if copies is not None and copies.followed.shapes else None
                     modules = _with_shapes(modules, trace.changed)
                 session.begin(CaptureState(grads, edits, depth, modules, asked, sows, plans, sees_all), trace)
                 try:
@@ -114,7 +114,7 @@ def run_with(
     return result, handler
 
 
-def _with_shapes(modules: tuple[Wanted, ...], changed: Changed | None) -> tuple[Wanted, ...]:
+def _with_shapes(modules: tuple[Wanted, ...], changed: FollowedArrays | None) -> tuple[Wanted, ...]:
     """What the captures want of modules, with the shapes of followed arrays, on which jitted functions depend."""
     if changed is None:
         return modules

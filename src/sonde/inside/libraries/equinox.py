@@ -11,6 +11,7 @@ import jax
 
 from sonde.core import ModuleKind, register_modules
 from sonde.inside.libraries.registry import Model, with_methods
+from sonde.inside.match_copies import CopiesByArrays
 from sonde.inside.method_hooks import register_beside
 
 
@@ -41,7 +42,9 @@ def _returns(module: Any) -> str | None:
 
 
 register_beside(eqx.nn.State)
-register_modules(eqx.Module, ModuleKind(_children, is_root=_is_model, arrays=_arrays, rest=_rest, returns=_returns))
+register_modules(
+    eqx.Module, ModuleKind(_children, is_root=_is_model, copies=CopiesByArrays(_arrays, _rest), returns=_returns)
+)
 
 
 def model(thing: Any, methods: frozenset[str]) -> Model | None:

@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 from sonde.core import ModuleKind, module_kind, register_modules, register_no_modules
 from sonde.inside.libraries.registry import Model, with_methods
+from sonde.inside.match_copies import CopiesByArrays
 
 _ITS_OWN = ("_pytree__", "_object__")  # attributes that the library keeps in a module
 
@@ -52,7 +53,7 @@ def _child(module: Any, name: Any) -> Any:
 
 register_no_modules(nnx.Rngs)
 register_no_modules(nnx.RngStream)
-register_modules(nnx.Module, ModuleKind(_children, _child, arrays=_arrays, rest=_rest))
+register_modules(nnx.Module, ModuleKind(_children, _child, copies=CopiesByArrays(_arrays, _rest)))
 
 register_modules(nnx.List, ModuleKind(_elements, lambda values, i: values[i], is_root=lambda _: False))
 

@@ -11,6 +11,7 @@ from penzai import pz
 
 from sonde.core import ModuleKind, register_modules
 from sonde.inside.libraries.registry import Model, with_methods
+from sonde.inside.match_copies import CopiesByArrays
 from sonde.inside.value_sites import register_arrays
 
 
@@ -22,7 +23,7 @@ def _children(layer: Any) -> Iterator[tuple[str, Any]]:
 
 
 register_arrays(pz.nx.NamedArray, pz.nx.NamedArrayView)
-register_modules(pz.nn.Layer, ModuleKind(_children, arrays=jax.tree.leaves, rest=jax.tree.structure))
+register_modules(pz.nn.Layer, ModuleKind(_children, copies=CopiesByArrays(jax.tree.leaves, jax.tree.structure)))
 
 
 def model(thing: Any, methods: frozenset[str]) -> Model | None:

@@ -9,7 +9,7 @@ from flax.linen.fp8_ops import fp32_max_grad
 
 import sonde
 from sonde import _jax
-from sonde.core.modules.lineage import Changed, Sources, changed_inputs
+from sonde.inside.lineage import Changed, Sources, changed_inputs
 
 W, V = jnp.ones((2, 3)), jnp.zeros((2, 3))
 CHANGES = {

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import sonde
-from sonde.core.modules.match_copies import Copy
+from sonde.inside.match_copies import Copy
 
 
 class Pair(eqx.Module):

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from sonde import _jax
-from sonde.core.session.caches import ByIdentity
+from sonde.core import ByIdentity
 
 _STEPS = 200  # how many equations are followed for one array
 
