@@ -197,3 +197,29 @@ def test_a_jitted_function_is_called_as_ever() -> None:
     assert given.is_deleted()
     with pytest.raises(TypeError, match="not a valid JAX type|abstract array"):
         sonde.capture(lambda x: f(x, n=1))("text")
+
+
+def test_a_capture_without_modules_visits_few_files_and_none_that_is_about_modules() -> None:
+    """In a separate process, in which no library with modules is loaded."""
+    program = """
+        import sys, sonde
+        def run():
+            return sonde.capture(lambda x: sonde.sow(x * 2, "h"))(1.0)
+        run()
+        files = set()
+        root = sonde.__file__.removesuffix("__init__.py")
+        def note(frame, event, arg):
+            if frame.f_code.co_filename.startswith(root):
+                files.add(frame.f_code.co_filename.removeprefix(root))
+        sys.setprofile(note)
+        run()
+        sys.setprofile(None)
+        print(len(files), *[file for file in files if file.startswith(("core/modules", "inside"))])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    n_files, *about_modules = done.stdout.split()
+    assert not about_modules
+    assert int(n_files) <= 32

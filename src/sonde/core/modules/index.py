@@ -18,6 +18,7 @@ import numpy as np
 from sonde._key_paths import key_of
 from sonde.core.modules.copies import CopyKind
 from sonde.core.session.caches import ByIdentity
+from sonde.core.session.session import SESSIONS
 
 Path = tuple[Any, ...]
 
@@ -122,6 +123,7 @@ def kind_of_class(cls: type) -> ModuleKind | None:
 def register_modules(cls: type, kind: ModuleKind) -> None:
     """Makes the instances of a class, and of its subclasses, modules."""
     LIBRARIES.add(cls, kind)
+    SESSIONS.look_for_modules = True
 
 
 def register_no_modules(cls: type) -> None:
@@ -135,11 +137,6 @@ def register_told_apart(by: Callable[[Sequence[Any]], Hashable]) -> None:
     It is for libraries that use one trace for several modules.
     """
     LIBRARIES.told_apart_by.append(by)
-
-
-def has_modules() -> bool:
-    """Whether a library with modules has been loaded."""
-    return bool(LIBRARIES.kinds)
 
 
 def module_kind(value: Any) -> ModuleKind | None:

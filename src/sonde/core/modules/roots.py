@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sonde.core.modules.index import Path, at_path, children_of, has_modules, module_kind, outermost_in, path_between
+from sonde.core.modules.index import Path, at_path, children_of, module_kind, outermost_in, path_between
 from sonde.core.session.inside_protocol import InsideRequest
 from sonde.errors import ScopeError
 
@@ -34,8 +34,6 @@ def find_roots(f: Any, args: Any, kwargs: Any, models: Sequence[Any] = ()) -> li
     Raises:
         ScopeError: There are several such arguments, and nothing says which is the model.
     """
-    if not models and not has_modules():
-        return []
     found, in_containers = _found_in(f, args, kwargs)
     if not models:
         return [("" if i == 0 and not in_containers else name, x) for i, (name, x) in enumerate(found)]

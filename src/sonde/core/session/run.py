@@ -16,10 +16,9 @@ from sonde.core.marks.site_search import has_sites
 from sonde.core.modules import trace_variants
 from sonde.core.modules.call_stack import NOTHING, ModuleRequest, Wanted, begin_call_stack
 from sonde.core.modules.copies import FollowedArrays
-from sonde.core.modules.index import has_modules
 from sonde.core.session import opaque_calls
 from sonde.core.session.inside_protocol import InsideRequest, change_libraries
-from sonde.core.session.session import Session, has_outlived_capture
+from sonde.core.session.session import SESSIONS, Session, has_outlived_capture
 from sonde.core.session.state import CaptureState, capture_state
 
 # Every change to JAX that is in place while a session runs, in any thread.
@@ -93,7 +92,7 @@ def run_with(
         with Session(handler) as session:
             try:
                 session.change(_changes)
-                if models or has_modules():
+                if models or SESSIONS.look_for_modules:
                     copies = begin_call_stack(session, f, args, kwargs, request, models).copies
                     trace.changed = copies.followed if copies is not None and copies.followed.shapes else None
                     modules = _with_shapes(modules, trace.changed)

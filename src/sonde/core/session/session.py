@@ -33,11 +33,13 @@ class _Sessions:
     Attributes:
         threads: By the number of the thread. It is empty if no capture runs in any thread, which code that is called
             very often tests first.
+        look_for_modules: Whether a library of modules was loaded: only then may a call be about a module.
     """
 
-    __slots__ = ("threads",)
+    __slots__ = ("look_for_modules", "threads")
 
     def __init__(self) -> None:
+        self.look_for_modules = False
         self.threads: dict[int, Session] = {}
 
     def __reduce__(self) -> str:
