@@ -72,7 +72,7 @@ from sonde.core.modules.index import (
 )
 from sonde.core.modules.places import Place
 from sonde.core.modules.roots import StandIns, stand_ins
-from sonde.core.modules.trace_variants import given
+from sonde.core.modules.trace_variants import with_converted_modules
 from sonde.core.records.branch_merge import merge_choices, tokens_of
 from sonde.core.records.build import make_records, record_of
 from sonde.core.records.collections import ByPath, Rows
@@ -192,7 +192,6 @@ __all__ = [
     "extra_has",
     "first_site",
     "flattened",
-    "given",
     "glob_matches",
     "in_notebook",
     "inside_request",
@@ -252,6 +251,7 @@ __all__ = [
     "tree_html",
     "unstarred",
     "with_capture_state",
+    "with_converted_modules",
     "with_perturbations",
     "without_functions",
     "without_sites",

@@ -48,7 +48,7 @@ class Request:
         self.named = named
 
 
-class Look:
+class BoundRequest:
     """One `inside=` request, and the models that it names, which are not kept alive.
 
     Attributes:
@@ -71,17 +71,17 @@ class Look:
         """The models that still exist."""
         return [model for ref in self.models if (model := ref()) is not None]
 
-    def at(self, models: Sequence[Any]) -> Look:
+    def at(self, models: Sequence[Any]) -> BoundRequest:
         """The same for other models."""
-        return Look(self.request, models)
+        return BoundRequest(self.request, models)
 
-    def nested_in(self, outer: Asked | None, depth: int) -> Asked:
+    def nested_in(self, outer: ActiveRequests | None, depth: int) -> ActiveRequests:
         """All requests in force when this one belongs to the capture at `depth`."""
-        return _asked((*(outer.requests if outer is not None else ()), (depth, self.request)))
+        return _active_requests((*(outer.requests if outer is not None else ()), (depth, self.request)))
 
     def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other, Look)
+            isinstance(other, BoundRequest)
             and self.request is other.request
             and len(self.models) == len(other.models)
             and all(a is b for a, b in zip(self.models, other.models))  # an object has one weak reference
@@ -92,21 +92,21 @@ class Look:
 
 
 _requests: weakref.WeakValueDictionary[tuple[Any, ...], Request] = weakref.WeakValueDictionary()
-_nested: weakref.WeakValueDictionary[tuple[tuple[int, Request], ...], Asked] = weakref.WeakValueDictionary()
+_nested: weakref.WeakValueDictionary[tuple[tuple[int, Request], ...], ActiveRequests] = weakref.WeakValueDictionary()
 
 
-def request(*parts: Any) -> Request:
+def request_with(*parts: Any) -> Request:
     """The request with these attributes."""
-    found = _requests.get(parts)
-    if found is None:
-        found = _requests[parts] = Request(*parts)
-    return found
+    known = _requests.get(parts)
+    if known is None:
+        known = _requests[parts] = Request(*parts)
+    return known
 
 
-def joined(looks: Sequence[Look]) -> Look:
+def joined(bound: Sequence[BoundRequest]) -> BoundRequest:
     """One request that combines several."""
-    requests = [look.request for look in looks]
-    found = request(
+    requests = [each.request for each in bound]
+    combined = request_with(
         frozenset[FunctionMarks]().union(*(r.functions for r in requests)),
         any(r.expressions for r in requests),
         frozenset[str]().union(*(r.methods for r in requests)),
@@ -114,11 +114,11 @@ def joined(looks: Sequence[Look]) -> Look:
         frozenset().union(*(r.hooks for r in requests)),
         frozenset[FunctionMarks]().union(*(r.named for r in requests)),
     )
-    models = {id(model): model for look in looks for model in look.known_models()}
-    return Look(found, list(models.values()))
+    models = {id(model): model for each in bound for model in each.known_models()}
+    return BoundRequest(combined, list(models.values()))
 
 
-class Asked:
+class ActiveRequests:
     """The requests of the captures that run in a thread.
 
     Attributes:
@@ -144,10 +144,13 @@ class Asked:
         try:
             return self._depths[function]
         except KeyError:
-            names = [(depth, r.expressions) for depth, r in self.requests if function in r.functions]
-            found = Depths(frozenset(d for d, _ in names), frozenset(d for d, deep in names if deep)) if names else None
-            self._depths[function] = found
-            return found
+            requesting = [(depth, r.expressions) for depth, r in self.requests if function in r.functions]
+            depths = None
+            if requesting:
+                in_parts = frozenset(depth for depth, expressions in requesting if expressions)
+                depths = Depths(frozenset(depth for depth, _ in requesting), in_parts)
+            self._depths[function] = depths
+            return depths
 
     def call_depths(self, function: FunctionType) -> frozenset[int]:
         """Which captures see the calls of a function, a method of modules."""
@@ -196,7 +199,7 @@ class Run:
 
     __slots__ = ("_n_functions", "open_functions", "open_methods", "open_modules", "outer", "replaced", "requests")
 
-    def __init__(self, requests: Asked, outer: Run | None) -> None:
+    def __init__(self, requests: ActiveRequests, outer: Run | None) -> None:
         self.requests = requests
         self.outer = outer
         self.replaced = Replacements()
@@ -241,8 +244,8 @@ class Run:
         del self.open_functions[self._n_functions :]
 
 
-def _asked(requests: tuple[tuple[int, Request], ...]) -> Asked:
-    found = _nested.get(requests)
-    if found is None:
-        found = _nested[requests] = Asked(requests)
-    return found
+def _active_requests(requests: tuple[tuple[int, Request], ...]) -> ActiveRequests:
+    known = _nested.get(requests)
+    if known is None:
+        known = _nested[requests] = ActiveRequests(requests)
+    return known

@@ -124,8 +124,8 @@ def marks_of(function: FunctionType) -> FunctionMarks | None:
         code = entry.own
     known = _known.get(id(code))
     if known is None or (known[1] is None and known[2] is not file_named(code.co_filename)):
-        found = function_of(code, function.__globals__, function.__qualname__)
-        marks = found if isinstance(found, FunctionMarks) else None
+        marks_or_reason = function_of(code, function.__globals__, function.__qualname__)
+        marks = marks_or_reason if isinstance(marks_or_reason, FunctionMarks) else None
         known = _known[id(code)] = (code, marks, None if marks is not None else file_named(code.co_filename))
     return known[1]
 
@@ -143,5 +143,5 @@ def loaded_as(path: str) -> list[str]:
 
 def live_functions(wanted: Collection[FunctionMarks]) -> list[tuple[FunctionType, FunctionMarks]]:
     """The function objects that were made from some functions in files."""
-    found = functions_of({marks.filename for marks in wanted})
-    return [(function, marks) for function, marks in found if marks is not None and marks in wanted]
+    functions = functions_of({marks.filename for marks in wanted})
+    return [(function, marks) for function, marks in functions if marks is not None and marks in wanted]

@@ -49,9 +49,9 @@ class Function:
 
 def functions_in(tree: ast.Module) -> list[tuple[Definition, Function]]:
     """All functions of a file, each after the one that it is defined in."""
-    found: list[tuple[Definition, Function]] = []
-    _collect(tree, "", None, found)
-    return found
+    functions: list[tuple[Definition, Function]] = []
+    _collect(tree, "", None, functions)
+    return functions
 
 
 def _collect(node: ast.AST, prefix: str, parent: int | None, found: list[tuple[Definition, Function]]) -> None:

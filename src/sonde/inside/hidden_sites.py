@@ -31,10 +31,10 @@ class _Marked:
     jaxpr: Any
     lacking: dict[int, Any]
 
-    def with_constants(self, given: Sequence[Any]) -> list[Any]:
+    def with_constants(self, shown_constants: Sequence[Any]) -> list[Any]:
         """All constants, from those of the shown program."""
-        remaining = iter(given)
-        n = len(given) + len(self.lacking)
+        remaining = iter(shown_constants)
+        n = len(shown_constants) + len(self.lacking)
         return [self.lacking[i] if i in self.lacking else next(remaining) for i in range(n)]
 
 
@@ -66,7 +66,7 @@ def shown(jaxpr: Any) -> Any:
     state = capture_state()
     if state is None or state.inside is None or state.edits:
         return jaxpr
-    if not all(state.may_miss(found.site) for found in sites_inside(jaxpr)):
+    if not all(state.may_miss(site_equation.site) for site_equation in sites_inside(jaxpr)):
         return jaxpr
     new = without_sites(_jax.open_jaxpr(jaxpr))
     if new is _jax.open_jaxpr(jaxpr):

@@ -99,7 +99,7 @@ class FunctionMarks:
 
     def has_code(self, code: CodeType) -> bool:
         """Whether a code object is marked code of this function."""
-        return any(code is mine for mine in self._codes.values())
+        return any(code is own_code for own_code in self._codes.values())
 
     def __repr__(self) -> str:
         return f"<{self.qualname} at {self.place}>"

@@ -61,11 +61,11 @@ def _changed_inputs_of(jaxpr: Any) -> list[frozenset[int]]:
 
 
 def _find_changed_inputs(jaxpr: Any) -> list[frozenset[int]]:
-    of: dict[Any, frozenset[int]] = {var: frozenset({i}) for i, var in enumerate(jaxpr.invars)}
+    inputs_behind: dict[Any, frozenset[int]] = {var: frozenset({i}) for i, var in enumerate(jaxpr.invars)}
     nothing = frozenset[int]()
 
     def look_up(var: Any) -> frozenset[int]:
-        return nothing if isinstance(var, _jax.Literal) else of.get(var, nothing)
+        return nothing if isinstance(var, _jax.Literal) else inputs_behind.get(var, nothing)
 
     for eqn in jaxpr.eqns:
         if not any(map(look_up, eqn.invars)):
@@ -74,9 +74,9 @@ def _find_changed_inputs(jaxpr: Any) -> list[frozenset[int]]:
             if not getattr(var.aval, "ndim", 0):
                 continue
             inputs = changed_inputs(eqn.primitive, eqn.params, position, len(eqn.invars))
-            found = [look_up(eqn.invars[k]) for k in inputs if getattr(eqn.invars[k].aval, "ndim", 0)]
-            if made := nothing.union(*found):
-                of[var] = made
+            sources_of_inputs = [look_up(eqn.invars[k]) for k in inputs if getattr(eqn.invars[k].aval, "ndim", 0)]
+            if made := nothing.union(*sources_of_inputs):
+                inputs_behind[var] = made
     return [look_up(var) for var in jaxpr.outvars]
 
 
@@ -118,24 +118,26 @@ class Changed:
 
     def ends(self, array: Any) -> frozenset[int]:
         """The arrays of which an array is a changed form, by identity; empty if there are none."""
-        found = self._ends.get(id(array))
-        return found[1] if found is not None and found[0]() is array else frozenset()
+        entry = self._ends.get(id(array))
+        return entry[1] if entry is not None and entry[0]() is array else frozenset()
 
     def can_be_change(self, params: dict[str, Any]) -> bool:
         """Whether, by its shapes, a jitted call may return a changed form of one of these arrays."""
         jaxpr = params["jaxpr"]
         if not self.shapes:
             return False
-        found = self._is_change.get(jaxpr)
-        if found is None:
-            of = _jax.open_jaxpr(jaxpr)
-            outs = [i for i, var in enumerate(of.outvars) if getattr(var.aval, "shape", None) in self._all_shapes]
+        may_change = self._is_change.get(jaxpr)
+        if may_change is None:
+            open_jaxpr = _jax.open_jaxpr(jaxpr)
+            outs = [
+                i for i, var in enumerate(open_jaxpr.outvars) if getattr(var.aval, "shape", None) in self._all_shapes
+            ]
             if _moves(_jax.jit_p, params, ()):
-                outs = range(len(of.outvars))
+                outs = range(len(open_jaxpr.outvars))
             inputs = _changed_inputs_of(jaxpr) if outs else []
-            found = any(of.invars[k].aval.shape in self._all_shapes for i in outs for k in inputs[i])
-            self._is_change[jaxpr] = found
-        return found
+            may_change = any(open_jaxpr.invars[k].aval.shape in self._all_shapes for i in outs for k in inputs[i])
+            self._is_change[jaxpr] = may_change
+        return may_change
 
     def note(self, primitive: Any, params: dict[str, Any], inputs: Sequence[Any], outputs: Any) -> None:
         """Notes what a primitive has computed."""
@@ -147,8 +149,8 @@ class Changed:
             is_followed = moves or np.shape(out) in self._all_shapes
             if isinstance(out, _jax.Tracer) or not np.ndim(out) or not is_followed or self.ends(out):
                 continue
-            of = [inputs[i] for i in changed_inputs(primitive, params, position, len(inputs))]
-            if ends := frozenset[int]().union(*[self.ends(x) for x in of]):
+            changed_operands = [inputs[i] for i in changed_inputs(primitive, params, position, len(inputs))]
+            if ends := frozenset[int]().union(*[self.ends(x) for x in changed_operands]):
                 self._note(out, ends)
                 if np.shape(out) not in self._all_shapes:
                     self._all_shapes.add(np.shape(out))
@@ -193,7 +195,7 @@ class Sources:
 
     def of(self, value: Any) -> Source:
         """Where an array comes from."""
-        found = Source(set(), {}, [])
+        source = Source(set(), {}, [])
         todo = [value]
         for _ in range(_STEPS):
             if not todo:
@@ -203,9 +205,9 @@ class Sources:
             argument = self._arguments.find(value)
             if argument is not None:
                 description, number, value = argument
-                found.numbers.setdefault(id(description), number)
+                source.numbers.setdefault(id(description), number)
                 if value is None:
-                    found.is_lost = True
+                    source.is_lost = True
                 else:
                     todo.append(value)
                 continue
@@ -215,12 +217,12 @@ class Sources:
                 inputs = [before.inputs[i] for i in of if np.ndim(before.inputs[i])]
                 todo += inputs
                 if not inputs:
-                    found.ends.add(id(value))
-                    found.values.append(weakref.ref(value))
+                    source.ends.add(id(value))
+                    source.values.append(weakref.ref(value))
             elif before is not None:
                 todo.append(before)
             else:
-                found.ends |= self._changed.ends(value) or {id(value)}
+                source.ends |= self._changed.ends(value) or {id(value)}
                 if _jax.is_followed(value):
-                    found.values.append(weakref.ref(value))
-        return found
+                    source.values.append(weakref.ref(value))
+        return source

@@ -310,9 +310,9 @@ def _innermost(left: list[_Candidate]) -> list[_Candidate]:
 def _called_with(stack: CallStack, left: list[_Candidate]) -> list[_Candidate]:
     """The modules, among some, with which the innermost traced function was called that got any of them."""
     for segment in reversed(stack.segments[1:]):
-        near = {id(module) for _, given in segment.given for _, module in everything_in(given)}
-        if found := [c for c in left if id(c.module) in near]:
-            return found
+        near = {id(module) for _, argument in segment.given for _, module in everything_in(argument)}
+        if candidates := [c for c in left if id(c.module) in near]:
+            return candidates
     return []
 
 
@@ -320,10 +320,10 @@ def _score(ends: Sequence[set[int]], arrays: Sequence[Any], sources: Sources) ->
     """How many of some arrays are those of a module; one more if they are in its order."""
     if not ends:
         return 0
-    mine = [sources.of(x).ends for x in arrays]
-    known = set[int]().union(*mine)
+    own_ends = [sources.of(x).ends for x in arrays]
+    known = set[int]().union(*own_ends)
     score = sum(bool(end & known) for end in ends)
-    in_order = len(mine) == len(ends) and all(a & b for a, b in zip(ends, mine))
+    in_order = len(own_ends) == len(ends) and all(a & b for a, b in zip(ends, own_ends))
     return 2 * score + in_order if score else 0
 
 

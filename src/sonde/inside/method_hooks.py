@@ -186,21 +186,21 @@ def _passing_on(code: types.CodeType) -> types.CodeType:
     n = code.co_argcount
     names = code.co_varnames
     plain, only = names[:n], names[n : n + code.co_kwonlyargcount]
-    rest = iter(names[n + code.co_kwonlyargcount :])
-    args = next(rest) if code.co_flags & inspect.CO_VARARGS else None
-    kwargs = next(rest) if code.co_flags & inspect.CO_VARKEYWORDS else None
+    other_names = iter(names[n + code.co_kwonlyargcount :])
+    args = next(other_names) if code.co_flags & inspect.CO_VARARGS else None
+    kwargs = next(other_names) if code.co_flags & inspect.CO_VARKEYWORDS else None
     k = code.co_posonlyargcount
     signature = ", ".join(
         [*plain[:k], *(["/"] if k else []), *plain[k:], *([f"*{args}"] if args else ["*"] if only else []), *only]
         + ([f"**{kwargs}"] if kwargs else [])
     )
-    given = ", ".join(
+    passed = ", ".join(
         [*plain, *([f"*{args}"] if args else []), *(f"{x}={x}" for x in only), *([f"**{kwargs}"] if kwargs else [])]
     )
     free = "".join(f"\n        if 0: {name}" for name in code.co_freevars)
     text = (
         f"def outer({', '.join(code.co_freevars)}):\n    def inner({signature}):{free}\n"
-        f"        return ({_CALL!r} if True else 0)(({_INNER!r} if True else 0), {given})"
+        f"        return ({_CALL!r} if True else 0)(({_INNER!r} if True else 0), {passed})"
     )
     compiled = compile(ast.parse(text), code.co_filename, "exec", dont_inherit=True)
     for _ in range(2):
@@ -229,7 +229,7 @@ def modules_in(model: Any) -> Iterator[Any]:
 
 def methods_in(model: Any, names: frozenset[str]) -> frozenset[types.FunctionType]:
     """The functions behind the methods of all modules in a model."""
-    found: dict[types.FunctionType, None] = {}
+    functions: dict[types.FunctionType, None] = {}
     for cls, module in {type(m): m for m in modules_in(model)}.items():
         kind: Any = module_kind(module)
         also = {alias for alias, name in kind.aliases.items() if name in names}
@@ -237,8 +237,8 @@ def methods_in(model: Any, names: frozenset[str]) -> frozenset[types.FunctionTyp
             for name in names | also:
                 function = _outermost(vars(base).get(name))
                 if function is not None and base is not object:
-                    found[function] = None
-    return frozenset(found)
+                    functions[function] = None
+    return frozenset(functions)
 
 
 def _outermost(value: Any) -> types.FunctionType | None:

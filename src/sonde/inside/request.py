@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sonde.inside import active_requests as asked
+from sonde.inside.active_requests import BoundRequest, joined, request_with
 from sonde.inside.libraries.registry import Model, as_model
 from sonde.inside.messages import nearest
 from sonde.inside.method_hooks import modules_in
@@ -58,8 +58,8 @@ class Inside:
         calls = frozenset().union(*(model.calls for _, model in models))
         hooks = frozenset().union(*(model.hooks for _, model in models))
         named = frozenset().union(*(found.functions for found in self._found if found.by_name))
-        self.request = asked.request(functions, expressions, names if models else frozenset(), calls, hooks, named)
-        self.look = asked.Look(self.request, [thing for thing, _ in models])
+        self.request = request_with(functions, expressions, names if models else frozenset(), calls, hooks, named)
+        self.bound = BoundRequest(self.request, [thing for thing, _ in models])
 
     @property
     def functions(self) -> tuple[str, ...]:
@@ -84,20 +84,22 @@ def _check_methods(methods: Sequence[str], models: list[tuple[Any, Model]]) -> N
     classes = {type(module) for thing, _ in models for module in modules_in(thing)}
     for name in methods:
         if classes and not any(hasattr(cls, name) for cls in classes):
-            own = {n for cls in classes for n in dir(cls) if not n.startswith("_")}
-            raise TypeError(f"Inside: no module of the model has a method {name!r}; nearest: {nearest(name, own)}")
+            known_methods = {n for cls in classes for n in dir(cls) if not n.startswith("_")}
+            raise TypeError(
+                f"Inside: no module of the model has a method {name!r}; nearest: {nearest(name, known_methods)}"
+            )
 
 
-def request_of(inside: Any) -> asked.Look:
+def request_of(inside: Any) -> BoundRequest:
     """The request of an `inside=` argument."""
-    if isinstance(inside, asked.Look):
+    if isinstance(inside, BoundRequest):
         return inside
     if isinstance(inside, Inside):
-        return inside.look
+        return inside.bound
     if type(inside) in (list, tuple, set, frozenset):
         if not inside:
             raise TypeError("inside= takes at least one function, class, module, model or name; got none")
         plain = [x for x in inside if not isinstance(x, Inside)]
-        made = [x.look for x in inside if isinstance(x, Inside)] + ([Inside(*plain).look] if plain else [])
-        return asked.joined(made)
-    return Inside(inside).look
+        made = [x.bound for x in inside if isinstance(x, Inside)] + ([Inside(*plain).bound] if plain else [])
+        return joined(made)
+    return Inside(inside).bound

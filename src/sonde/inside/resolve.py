@@ -75,13 +75,13 @@ def find(thing: Any) -> Found:
     own, held = functions_meant(thing)
     if not own:
         raise TypeError(no_function_in(thing))
-    found = [_asked_for(function) for function in own]
+    parts = [_asked_for(function) for function in own]
     for function in held:
         with contextlib.suppress(InsideError):  # it was not named itself
-            found.append(_asked_for(function))
+            parts.append(_asked_for(function))
     return Found(
-        frozenset().union(*(each.functions for each in found)),
-        tuple(out for each in found for out in each.left_out),
+        frozenset().union(*(each.functions for each in parts)),
+        tuple(out for each in parts for out in each.left_out),
         by_name=True,
     )
 
@@ -93,10 +93,10 @@ def _asked_for(function: types.FunctionType) -> Found:
     reason = machinery(function.__code__.co_filename)
     marks = marks_of(function)
     if reason is None:
-        found = marks if marks is not None else _written_as(function)
-        reason = found if isinstance(found, str) else found.reason
-        if reason is None and isinstance(found, FunctionMarks):
-            return _with_inner([found])
+        written = marks if marks is not None else _written_as(function)
+        reason = written if isinstance(written, str) else written.reason
+        if reason is None and isinstance(written, FunctionMarks):
+            return _with_inner([written])
     raise InsideError(f"inside= cannot look into {name} ({place}): {reason}")
 
 
@@ -127,34 +127,34 @@ def machinery(filename: str) -> str | None:
 
 def _class(cls: type) -> Found:
     """The methods that are written in the body of a class."""
-    found: list[FunctionMarks] = []
+    functions: list[FunctionMarks] = []
     left_out: list[LeftOut] = []
     for function in methods_of(cls):
         marks = marks_of(function)
         if marks is not None:
-            found.append(marks)
+            functions.append(marks)
         else:
             code = function.__code__
             place = f"{code.co_filename}:{code.co_firstlineno}"
             left_out.append(LeftOut(code.co_qualname, place, str(_written_as(function))))
-    usable = [f for f in found if f.reason is None and machinery(f.filename) is None]
+    usable = [f for f in functions if f.reason is None and machinery(f.filename) is None]
     if not usable:
         name = f"{cls.__module__}.{cls.__qualname__}"
-        reasons = [machinery(f.filename) or f.reason for f in found] + [x.reason for x in left_out]
+        reasons = [machinery(f.filename) or f.reason for f in functions] + [x.reason for x in left_out]
         why = next(filter(None, reasons), "it has no methods written in Python")
         raise InsideError(f"inside= cannot look into class {name}: {why}")
-    whole = _with_inner(found)
+    whole = _with_inner(functions)
     return Found(whole.functions, (*whole.left_out, *left_out))
 
 
 def methods_of(cls: type) -> list[types.FunctionType]:
     """The functions that are written in the body of a class, without their decorators."""
-    found: dict[types.FunctionType, None] = {}
+    methods: dict[types.FunctionType, None] = {}
     for value in list(vars(cls).values()):
         for function in functions_below(value):
             if function.__code__.co_qualname.startswith(cls.__qualname__ + "."):
-                found[function] = None
-    return list(found)
+                methods[function] = None
+    return list(methods)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -272,9 +272,9 @@ def _unknown_text(module: str, unknown: list[LeftOut]) -> str:
 
 def _mirror(name: str) -> list[str]:
     """The private module behind a public name: `jax._src.nn` for `jax.nn`."""
-    root, _, rest = name.partition(".")
-    inner = f"{root}._src.{rest}"
-    return [inner, *_below(inner)] if rest and inner in sys.modules else []
+    root, _, below_root = name.partition(".")
+    inner = f"{root}._src.{below_root}"
+    return [inner, *_below(inner)] if below_root and inner in sys.modules else []
 
 
 def _shown_by(module: types.ModuleType) -> Iterator[FunctionMarks]:
@@ -367,8 +367,10 @@ def _written(module: types.ModuleType, qualname: str) -> Found | None:
     file = file_named(filename)
     wanted = qualname.replace(".<locals>", "")
     functions = [] if file is None else _written_in({filename: file})[0]
-    found = [f for f in functions if f.qualname.replace(".<locals>", "") == wanted]
-    return _with_inner(found)._replace(by_name=True) if found and all(f.reason is None for f in found) else None
+    matching = [f for f in functions if f.qualname.replace(".<locals>", "") == wanted]
+    return (
+        _with_inner(matching)._replace(by_name=True) if matching and all(f.reason is None for f in matching) else None
+    )
 
 
 def _with_other(written: Found, module: types.ModuleType, qualname: str) -> Found:
@@ -399,16 +401,16 @@ def _in_file(filename: str, qualname: str, asked: str) -> Found:
     return found if not qualname else _chosen(found, qualname, asked)
 
 
-def _chosen(found: Found, qualname: str, name: str) -> Found:
+def _chosen(among: Found, qualname: str, name: str) -> Found:
     """The functions whose name matches."""
     wanted = qualname.replace(".<locals>", "")
-    names = {f: f.qualname.replace(".<locals>", "") for f in found.functions}
+    names = {f: f.qualname.replace(".<locals>", "") for f in among.functions}
     chosen = [f for f in names if fnmatch.fnmatchcase(names[f], wanted)]
     is_class = not chosen and any(names[f].rpartition(".")[0] == wanted for f in names)
     if is_class:
         wanted = f"{wanted}.*"
         chosen = [f for f in names if fnmatch.fnmatchcase(names[f], wanted)]
-    left_out = [x for x in found.left_out if fnmatch.fnmatchcase(x.name.replace(".<locals>", ""), wanted)]
+    left_out = [x for x in among.left_out if fnmatch.fnmatchcase(x.name.replace(".<locals>", ""), wanted)]
     if not chosen and left_out:
         out = left_out[0]
         raise InsideError(f"inside={name!r}: cannot look into {out.name} ({out.place}): {out.reason}")
@@ -429,12 +431,12 @@ def _imported(name: str, asked: str) -> Any:
     for n in range(len(parts), 0, -1):
         module = ".".join(parts[:n])
         try:
-            found = importlib.import_module(module)
+            imported = importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name is None or not (module + ".").startswith(error.name + "."):
                 raise
             continue
-        return _attribute(found, ".".join(parts[n:]), asked) if n < len(parts) else found
+        return _attribute(imported, ".".join(parts[n:]), asked) if n < len(parts) else imported
     raise InsideError(no_module(name, asked))
 
 

@@ -133,13 +133,19 @@ def marked(
         )
     else:
         return value
-    given = [x for x, a in zip(leaves, arrays) if a]
-    if any(map(_jax.is_unknown_tangent, given)):
+    arrays_in_value = [x for x, a in zip(leaves, arrays) if a]
+    if any(map(_jax.is_unknown_tangent, arrays_in_value)):
         return value
     own = type(trace) is SiteTrace
     passes = state.grads or state.edits
     early = _jax.evaluates_early()  # values computed now are constants of the program
-    in_place = not passes or is_kept or shared or early or not (own or all(_may_be_replaced(x, state) for x in given))
+    in_place = (
+        not passes
+        or is_kept
+        or shared
+        or early
+        or not (own or all(_may_be_replaced(x, state) for x in arrays_in_value))
+    )
     check_scopes(name)
     site = Site(
         name,
@@ -155,20 +161,20 @@ def marked(
         handlers=state.seen_by,
     )
     site.has_gradient = not in_place
-    passed = list(map(as_now, given))
+    passed = list(map(as_now, arrays_in_value))
     with _jax.evaluated_late() if early else contextlib.nullcontext():
         outs = through_site(passed, site, state)
     if in_place:
         return value
-    outs = [before if after is now else after for before, now, after in zip(given, passed, outs)]
+    outs = [before if after is now else after for before, now, after in zip(arrays_in_value, passed, outs)]
     if not state.edits:
         # Numbers without gradients stay as they are: in a tuple with a mapped array they would be mapped too.
-        outs = [after if _is_inexact(before) else before for before, after in zip(given, outs)]
-    for before, after in zip(given, outs):
+        outs = [after if _is_inexact(before) else before for before, after in zip(arrays_in_value, outs)]
+    for before, after in zip(arrays_in_value, outs):
         note(before, after)
     if tree is LEAF:
         return outs[0]
-    if all(a is b for a, b in zip(given, outs)):
+    if all(a is b for a, b in zip(arrays_in_value, outs)):
         return value
     remaining = iter(outs)
     with _unseen():
@@ -210,20 +216,20 @@ def _holds_arrays(value: Any, around: list[Any]) -> bool:
             return any(map(is_array, jax.tree.leaves(value)))
         except Exception:  # an object that is still being made
             return False
-    found = False
+    holds_arrays = False
     around.append(value)
     for part in value.values() if type(value) is dict else value:
         if is_array(part):
-            found = True
+            holds_arrays = True
         elif type(part) not in NEVER and _is_container(part):
             if len(around) > _DEEP or any(part is outer for outer in around):
                 return False
             before = len(around)
-            found = _holds_arrays(part, around) or found
+            holds_arrays = _holds_arrays(part, around) or holds_arrays
             if len(around) > before:  # it or a part contains itself, or is too deep
                 return False
     around.pop()
-    return found
+    return holds_arrays
 
 
 def _is_leaf(value: Any) -> bool:

@@ -101,19 +101,19 @@ class CallStack:
         """The place of a module inside the modules around, or of the module that it is a copy of."""
         last = len(self.segments) - 1
         kind = module_kind(module)
-        first = None if kind is None else kind.origin(module)
+        stored_origin = None if kind is None else kind.origin(module)
         for level in range(last, -1, -1):
             segment = self.segments[level]
-            found, origin = segment.find(module), first
-            asked = module
-            while found is None and origin is not None:
-                if (asked := origin.ref()) is not None:
-                    found = segment.find(asked)
+            place_in_segment, origin = segment.find(module), stored_origin
+            original = module
+            while place_in_segment is None and origin is not None:
+                if (original := origin.ref()) is not None:
+                    place_in_segment = segment.find(original)
                 origin = origin.before
-            if found is not None:
+            if place_in_segment is not None:
                 if level == 0 and self.copies is not None:
-                    self.copies.meet(self, asked)
-                return self._seen_from_inside(found, level, asked)
+                    self.copies.meet(self, original)
+                return self._seen_from_inside(place_in_segment, level, original)
         copies: Sequence[CopyKey] = ()
         if (copied_as := copy_kind(module)) is not None:
             copied, copies = (self.copies or self._make_copy_finder(copied_as)).find(self, module, is_called)
@@ -131,11 +131,11 @@ class CallStack:
         """Whether a call of a module is open."""
         return any(segment.frames for segment in self.segments)
 
-    def _seen_from_inside(self, place: Place, level: int, asked: Any, copies: Sequence[CopyKey] = ()) -> Place:
+    def _seen_from_inside(self, place: Place, level: int, module: Any, copies: Sequence[CopyKey] = ()) -> Place:
         for inner in range(level + 1, len(self.segments)):
             place = self._inward(place, inner - 1)
-            if asked is not None:
-                self.segments[inner].used[id(asked)] = (weakref.ref(asked), place)
+            if module is not None:
+                self.segments[inner].used[id(module)] = (weakref.ref(module), place)
             if copies:
                 self.segments[inner].used[copies[inner]] = (None, place)
         return place
@@ -166,13 +166,13 @@ class CallStack:
         last = len(self.segments) - 1
         segment = self.segments[last]
         place = None
-        is_other = bool(self.segments[0].given) and not says_origin(module)  # not the model of `inside=`
+        is_outside_model = bool(self.segments[0].given) and not says_origin(module)  # not the model of `inside=`
         if segment.frames:
             place = segment.innermost.below(segment.unregistered_here.name(module))
         elif last:
             _, inside, known = self._use_setting(last)
-            place = Place(self._name_outside(module), known=known) if inside or is_other else None
-        elif is_other:
+            place = Place(self._name_outside(module), known=known) if inside or is_outside_model else None
+        elif is_outside_model:
             place = Place(segment.unregistered.name(module), known=not self.only_roots)
         if place is None:  # the outermost call: the root, at the current path
             place = Place(self.segments[last].here(self.depth), known=not self.only_roots, here=True)
@@ -229,22 +229,22 @@ class CallStack:
         """How to get to a place from where the program is."""
         last = len(self.segments) - 1
         segment = self.segments[last]
-        here = segment.here(self.depth)
+        current_path = segment.here(self.depth)
         if place.here:
             return Move(0, "")
         if place.absolute:
             return Move(None, place.text)
         if segment.innermost.absolute:
             return Move(None, self._absolute(place, last))
-        if not here or place.text.startswith(here + "/") or place.text == here:
-            down = place.text[len(here) :].lstrip("/")
+        if not current_path or place.text.startswith(current_path + "/") or place.text == current_path:
+            down = place.text[len(current_path) :].lstrip("/")
             up = 0
         else:
-            up, down = depth_of(here), place.text
+            up, down = depth_of(current_path), place.text
         if last and not segment.frames:
             more = self._use_setting(last)[0]
             if more:
-                up, down = depth_of(here) + more, place.text
+                up, down = depth_of(current_path) + more, place.text
         return Move(up, down)
 
     def label(self, module: Any) -> Place | None:
@@ -258,9 +258,9 @@ class CallStack:
             place = place._replace(text=join(self._scopes(last), place.text))
         return self._inward(place, last)
 
-    def enter(self, given: Iterable[tuple[Place, Any]], n_names: int = 0, description: Any = None) -> None:
+    def enter(self, known_modules: Iterable[tuple[Place, Any]], n_names: int = 0, description: Any = None) -> None:
         """Starts a segment here."""
-        self.segments.append(Segment(list(given), n_names, _jax.open_names(), description))
+        self.segments.append(Segment(list(known_modules), n_names, _jax.open_names(), description))
 
     def still(self, key: Any, ref: Any, values: Callable[[], Sequence[Any] | None]) -> Any:
         """What a segment that starts here would find for something that an earlier one used.
@@ -282,8 +282,8 @@ class CallStack:
             if isinstance(key, UnregisteredInside):
                 return self._name_of(key)
             if isinstance(key, CopyKey):
-                found = (self.copies or self._make_copy_finder(key.kind)).find_again(self, key, values())
-                return None if found is None else self._seen_from_inside(*found, None)
+                place_and_level = (self.copies or self._make_copy_finder(key.kind)).find_again(self, key, values())
+                return None if place_and_level is None else self._seen_from_inside(*place_and_level, None)
             module = ref()
             return None if module is None else self._find(module)
         finally:

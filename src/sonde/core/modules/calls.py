@@ -172,18 +172,20 @@ def run_method(
         return result if after is None or is_super_call else after(result)
 
 
-def name_of_method(cls: type, given: str, is_function: Callable[[Any], bool]) -> str:
+def name_of_method(cls: type, name_of_function: str, is_function: Callable[[Any], bool]) -> str:
     """The attribute of a class that holds a method; a decorator, or an assignment, may have left it another name.
 
     Args:
         cls: The class.
-        given: The name that the function has.
+        name_of_function: The name that the function has.
         is_function: Whether an attribute of the class is the method.
     """
-    for name in ("__call__", given):
+    for name in ("__call__", name_of_function):
         if any(is_function(vars(base).get(name)) for base in cls.__mro__):
             return name
-    return next((name for base in cls.__mro__ for name, value in vars(base).items() if is_function(value)), given)
+    return next(
+        (name for base in cls.__mro__ for name, value in vars(base).items() if is_function(value)), name_of_function
+    )
 
 
 def are_ends_wanted(name: str) -> bool:

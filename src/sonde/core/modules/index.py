@@ -167,8 +167,8 @@ def children_of(value: Any) -> Iterable[tuple[Any, Any]]:
         return value.items()
     if _is_plain(value):
         return ()
-    found, _ = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
-    return [(key_of(path[0]), child) for path, child in found if path]
+    leaves_with_paths, _ = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
+    return [(key_of(path[0]), child) for path, child in leaves_with_paths if path]
 
 
 def _is_sequence(value: Any) -> bool:
@@ -288,11 +288,11 @@ class Index:
 
     def path(self, root: Any, module: Any) -> Path | None:
         """The attributes that lead from the root to a module: the first way, if there are several."""
-        found = self._checked(root, module)
-        if found is None and self._may_be_old():
+        known_path = self._checked(root, module)
+        if known_path is None and self._may_be_old():
             self._build(root)
-            found = self._checked(root, module)
-        return found
+            known_path = self._checked(root, module)
+        return known_path
 
     def text(self, root: Any, module: Any) -> str | None:
         """The same, as a path is written."""

@@ -117,13 +117,13 @@ def _where(n: int) -> tuple[tuple[Any, int], ...]:
 
     Some of them belong to the library of the module.
     """
-    found: list[tuple[Any, int]] = []
+    callers: list[tuple[Any, int]] = []
     frame = sys._getframe(1)
-    while frame is not None and len(found) < n:
+    while frame is not None and len(callers) < n:
         if not frame.f_code.co_filename.startswith((_SONDE, _JAX)):
-            found.append((frame.f_code, frame.f_lasti))
+            callers.append((frame.f_code, frame.f_lasti))
         frame = frame.f_back
-    return tuple(found)
+    return tuple(callers)
 
 
 @dataclasses.dataclass(slots=True)

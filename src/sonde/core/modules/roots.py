@@ -34,27 +34,27 @@ def find_roots(f: Any, args: Any, kwargs: Any, models: Sequence[Any] = ()) -> li
     Raises:
         ScopeError: There are several such arguments, and nothing says which is the model.
     """
-    found, in_containers = _found_in(f, args, kwargs)
+    modules, in_containers = _modules_about(f, args, kwargs)
     if not models:
-        return [("" if i == 0 and not in_containers else name, x) for i, (name, x) in enumerate(found)]
-    first, *others = [next((x for _, x in found if _is_copy(x, model)), model) for model in models]
-    names = {id(x): name for name, x in found}
+        return [("" if i == 0 and not in_containers else name, x) for i, (name, x) in enumerate(modules)]
+    first, *other_models = [next((x for _, x in modules if _is_copy(x, model)), model) for model in models]
+    names = {id(x): name for name, x in modules}
     roots = [("", first)]
     attributes = {str(key) for key, _ in children_of(first)}
     referred_to = [(name, x) for name, x in _referred_to(f) if _is_root(x)]
     if id(first) not in names:
-        alike = [x for _, x in found if type(x) is type(first) and all(x is not other for other in others)]
-        if len(alike) > 1:
+        candidates = [x for _, x in modules if type(x) is type(first) and all(x is not other for other in other_models)]
+        if len(candidates) > 1:
             raise ScopeError(
-                f"the function is called with {len(alike)} modules of the class {type(first).__name__}, and none of "
-                "them is the model of `inside=` itself, which was changed, or copied by a transform around this "
+                f"the function is called with {len(candidates)} modules of the class {type(first).__name__}, and none "
+                "of them is the model of `inside=` itself, which was changed, or copied by a transform around this "
                 "run. It is not known which of them is the model. Call the function with the same object; or name "
                 "the others too, inside=[model, *others], so that only one remains; in a transformed function, pass "
                 "its own argument as inside="
             )
-        roots += [("", x) for x in alike[:1]]
+        roots += [("", x) for x in candidates[:1]]
     names = {id(x): name for name, x in reversed(referred_to)} | names
-    for x in (*others, *(x for _, x in (*found, *referred_to))):
+    for x in (*other_models, *(x for _, x in (*modules, *referred_to))):
         if all(x is not root and path_between(root, x) is None for _, root in roots):
             taken = attributes.union(name for name, _ in roots)
             name = names.get(id(x)) or type(x).__name__
@@ -68,25 +68,25 @@ class ModelsOfCall:
 
     Attributes:
         paths: For each model, the keys that lead to it from the arguments; None if it is not an argument.
-        asked: The request, with the models that are not arguments.
+        request: The request, with the models that are not arguments.
     """
 
     paths: tuple[Path | None, ...]
-    asked: InsideRequest
+    request: InsideRequest
 
     def inside(self, args: Any, kwargs: Any) -> InsideRequest:
         """The request inside the function, for the arguments it was called with."""
-        others = iter(self.asked.known_models())
-        models = (next(others, None) if path is None else at_path((args, kwargs), path) for path in self.paths)
-        return self.asked.at([model for model in models if model is not None])
+        known_models = iter(self.request.known_models())
+        models = (next(known_models, None) if path is None else at_path((args, kwargs), path) for path in self.paths)
+        return self.request.at([model for model in models if model is not None])
 
 
-def models_of_call(asked: InsideRequest, args: Any, kwargs: Any) -> ModelsOfCall:
+def models_of_call(request: InsideRequest, args: Any, kwargs: Any) -> ModelsOfCall:
     """Where the models are in a call."""
-    models = asked.known_models()
-    found = dict(_paths_of(models, (args, kwargs)))
-    paths = tuple(found.get(i) for i in range(len(models)))
-    return ModelsOfCall(paths, asked.at([m for m, path in zip(models, paths) if path is None]))
+    models = request.known_models()
+    path_of_model = dict(_paths_of(models, (args, kwargs)))
+    paths = tuple(path_of_model.get(i) for i in range(len(models)))
+    return ModelsOfCall(paths, request.at([m for m, path in zip(models, paths) if path is None]))
 
 
 # For a copy, by identity: references to it and to the model.
@@ -121,9 +121,9 @@ def _forget(key: int, copy: weakref.ref[Any]) -> None:
         del _models[key]
 
 
-def stand_ins(asked: InsideRequest | None, tree: Any) -> StandIns:
+def stand_ins(request: InsideRequest | None, tree: Any) -> StandIns:
     """Where the models of `inside=` are in a tree."""
-    models = [] if asked is None else asked.known_models()
+    models = [] if request is None else request.known_models()
     return StandIns(tuple(_paths_of(models, tree)), tuple(map(weakref.ref, models))) if models else NO_MODELS
 
 
@@ -134,8 +134,8 @@ def _paths_of(models: Sequence[Any], tree: Any) -> Iterator[tuple[int, Path]]:
 
 def model_of(copy: Any) -> Any:
     """The model of which something is noted to be a copy, or None."""
-    found = _models.get(id(copy))
-    return found[1]() if found is not None and found[0]() is copy else None
+    entry = _models.get(id(copy))
+    return entry[1]() if entry is not None and entry[0]() is copy else None
 
 
 def _is_copy(module: Any, model: Any) -> bool:
@@ -155,16 +155,16 @@ def _numbered(name: str) -> Iterator[str]:
         yield f"{name}_{i}"
 
 
-def _found_in(f: Any, args: Any, kwargs: Any) -> tuple[list[tuple[str, Any]], bool]:
+def _modules_about(f: Any, args: Any, kwargs: Any) -> tuple[list[tuple[str, Any]], bool]:
     """The modules of a call with names, and whether they are in containers among its arguments."""
     named = [*((str(i), x) for i, x in enumerate(args)), *kwargs.items()]
-    found = [(name, x) for name, x in (*_around(f), *named) if _is_root(x)]
-    if not found:
+    modules = [(name, x) for name, x in (*_around(f), *named) if _is_root(x)]
+    if not modules:
         if in_containers := _in_containers(named):
             return in_containers, True
-        found = [(name, x) for name, x in _referred_to(f) if _is_root(x)]
+        modules = [(name, x) for name, x in _referred_to(f) if _is_root(x)]
     unique: dict[int, tuple[str, Any]] = {}
-    for name, x in found:
+    for name, x in modules:
         unique.setdefault(id(x), (name, x))  # a module that is passed twice has the name and the place of the first
     return list(unique.values()), False
 
@@ -176,11 +176,12 @@ def _is_root(value: Any) -> bool:
 
 def _in_containers(named: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """The modules in containers among the arguments, named by the keys that lead to them; one alone needs no name."""
-    found = {name: [(p, x) for p, x in outermost_in(value, ()) if _is_root(x)] for name, value in named}
-    found = {name: modules for name, modules in found.items() if modules}
-    if sum(map(len, found.values())) == 1:
-        return [("", x) for modules in found.values() for _, x in modules]
-    paths = [((name, *p) if len(found) > 1 else p, x) for name, modules in found.items() for p, x in modules]
+    in_argument = {name: [(p, x) for p, x in outermost_in(value, ()) if _is_root(x)] for name, value in named}
+    in_argument = {name: modules for name, modules in in_argument.items() if modules}
+    if sum(map(len, in_argument.values())) == 1:
+        return [("", x) for modules in in_argument.values() for _, x in modules]
+    has_several = len(in_argument) > 1
+    paths = [((name, *p) if has_several else p, x) for name, modules in in_argument.items() for p, x in modules]
     return [("/".join(map(str, path)), x) for path, x in paths]
 
 

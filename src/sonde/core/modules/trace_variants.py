@@ -49,13 +49,13 @@ class Variant:
     def holds(self, stacks: Sequence[CallStack], values: Values) -> bool:
         """Whether a trace now would find the same as the earlier one."""
         for stack, used in zip(stacks, self.used):
-            named = {key: found for key, (_, found) in used.items() if isinstance(key, UnregisteredInside)}
-            for key, (ref, found) in used.items():
+            named = {key: result for key, (_, result) in used.items() if isinstance(key, UnregisteredInside)}
+            for key, (ref, result) in used.items():
                 if key in named or (ref is not None and ref() is None) or (isinstance(key, CopyKey) and key.is_own()):
                     continue
-                if stack.still(key, ref, values) != found:
+                if stack.still(key, ref, values) != result:
                     return False
-            if any(stack.still(key, None, values) != found for key, found in named.items()):
+            if any(stack.still(key, None, values) != result for key, result in named.items()):
                 stack.forget(named)
                 return False
         return True
@@ -65,7 +65,7 @@ _variants: ByIdentity[list[Variant]] = ByIdentity(lambda fun: [])
 
 
 @contextlib.contextmanager
-def given(modules: Iterable[Any]) -> Iterator[None]:
+def with_converted_modules(modules: Iterable[Any]) -> Iterator[None]:
     """Around a call of a jitted function that gets modules in another form than as its arguments."""
     session = SESSIONS.current()
     if session is None:
@@ -109,15 +109,15 @@ def pass_boundary(
         return trace(fun)
     modules = [m for m in (*session.converted_modules, *find_modules()) if _is_module(m)]
     labels = tuple([tuple([stack.label(m) for m in modules]) for stack in stacks]), more
-    known = _variants.of(fun)
-    variant = _variant_for(fun, labels, known, stacks, values) if known else None
-    chosen = fun if variant is None or variant.fun is None else variant.fun
+    variants = _variants.of(fun)
+    variant = _variant_for(fun, labels, variants, stacks, values) if variants else None
+    traced_function = fun if variant is None or variant.fun is None else variant.fun
     before = session.boundary, session.converted_modules
-    session.boundary, session.converted_modules = chosen, ()
-    for stack, mine in zip(stacks, labels[0]):
-        stack.enter([(place, m) for place, m in zip(mine, modules) if place is not None], description=description)
+    session.boundary, session.converted_modules = traced_function, ()
+    for stack, places in zip(stacks, labels[0]):
+        stack.enter([(place, m) for place, m in zip(places, modules) if place is not None], description=description)
     try:
-        result = trace(chosen)
+        result = trace(traced_function)
         if (why := strange_scope()) is not None:
             for site in filter(None, map(first_site, _jax.jaxprs_in(result))):
                 raise ScopeError(f"site {site.path!r} ({site.source}) runs under {why}")
@@ -127,10 +127,10 @@ def pass_boundary(
         used = [stack.segments.pop().used for stack in stacks]
         if variant is None and (modules or more is not None or any(used)):
             variant = Variant(None, labels, [{} for _ in stacks])
-            known.append(variant)
+            variants.append(variant)
         if variant is not None:
-            for mine, new in zip(variant.used, used):
-                mine.update({key: value for key, value in new.items() if value[0] is None or value[0]() is not None})
+            for places, new in zip(variant.used, used):
+                places.update({key: value for key, value in new.items() if value[0] is None or value[0]() is not None})
 
 
 def _is_module(value: Any) -> bool:
@@ -201,7 +201,7 @@ def _is_crossed_freely(fun: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _from_arguments(fun: Any, args: Any, kwargs: Any, values: Values, trace: Callable[[Any], Any]) -> Any:
-    more = tuple([found for f in LIBRARIES.told_apart_by if (found := f(args)) is not None]) or None
+    more = tuple([answer for f in LIBRARIES.told_apart_by if (answer := f(args)) is not None]) or None
     return pass_boundary(fun, lambda: outermost_modules((*args, *kwargs.values())), values, trace, more=more)
 
 

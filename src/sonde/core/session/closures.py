@@ -49,8 +49,8 @@ class _Same:
 
 def state_of(*functions: Any) -> Hashable:
     """What some functions depend on besides their arguments; None if there is nothing."""
-    found = tuple([_Snapshot().of(f) for f in functions if callable(f)])
-    return found if any(found) else None
+    states = tuple([_Snapshot().of(f) for f in functions if callable(f)])
+    return states if any(states) else None
 
 
 def same_value(value: Any, *, without_closure: bool = False) -> Hashable:

@@ -31,9 +31,9 @@ def checking_results(run: Callable[[], T], results: Callable[[T], Any], forget: 
     if not (nans or infs):
         return run()
     with jax.debug_nans(False), jax.debug_infs(False):
-        found = run()
-    if not any(_fails(x, nans, infs) for x in jax.tree.leaves(results(found))):
-        return found
+        output = run()
+    if not any(_fails(x, nans, infs) for x in jax.tree.leaves(results(output))):
+        return output
     if forget is not None:
         forget()
     return run()

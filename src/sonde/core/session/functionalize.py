@@ -31,26 +31,26 @@ class StaticPart(WithoutArrays):
 
     def whole(self, arrays: Sequence[Any]) -> Any:
         """The pytree with these arrays."""
-        made = super().whole(arrays)
-        self.models.note(made)
-        return made
+        tree = super().whole(arrays)
+        self.models.note(tree)
+        return tree
 
 
-def static_and_arrays(tree: Any, asked: InsideRequest | None = None) -> tuple[StaticPart, list[Any]]:
+def static_and_arrays(tree: Any, request: InsideRequest | None = None) -> tuple[StaticPart, list[Any]]:
     """A pytree without its arrays, and the arrays, from which `Rest.whole` rebuilds it.
 
     Args:
         tree: The pytree.
-        asked: The `inside=` request where the pytree is rebuilt.
+        request: The `inside=` request where the pytree is rebuilt.
     """
-    arrays, rest = split_arrays(tree)
-    return StaticPart(rest.tree, rest.leaves, stand_ins(asked, tree)), arrays
+    arrays, static = split_arrays(tree)
+    return StaticPart(static.tree, static.leaves, stand_ins(request, tree)), arrays
 
 
-def shapes_of_call(run: Callable[..., Any], f: Any, args: Any, kwargs: Any, asked: InsideRequest | None) -> Any:
+def shapes_of_call(run: Callable[..., Any], f: Any, args: Any, kwargs: Any, request: InsideRequest | None) -> Any:
     """What `run(f, args, kwargs)` returns, with shapes in place of arrays; `asked` is its `inside=` request."""
-    rest, arrays = static_and_arrays((f, args, kwargs), asked)
-    return jax.eval_shape(lambda *arrays: run(*rest.whole(arrays)), *arrays)
+    static, arrays = static_and_arrays((f, args, kwargs), request)
+    return jax.eval_shape(lambda *arrays: run(*static.whole(arrays)), *arrays)
 
 
 class JitByStaticPart:
@@ -64,10 +64,10 @@ class JitByStaticPart:
         self._run = run
         self.__qualname__ = getattr(run, "__qualname__", type(run).__qualname__)
 
-    def at(self, rest: Hashable) -> Any:
+    def at(self, static: Hashable) -> Any:
         """The jitted function of the other arguments."""
-        return kept_with(self, rest, lambda meter: meter.jit(functools.partial(self._run, rest)))
+        return kept_with(self, static, lambda meter: meter.jit(functools.partial(self._run, static)))
 
-    def __call__(self, rest: Hashable, *args: Any) -> Any:
+    def __call__(self, static: Hashable, *args: Any) -> Any:
         """Calls the function."""
-        return self.at(rest)(*args)
+        return self.at(static)(*args)

@@ -74,16 +74,16 @@ def run_with(
     wanted = NOTHING if request is None else request.traced
     if inside is not None:
         wanted = wanted._replace(methods=wanted.methods | inside.methods)
-    depth, asked, modules = 1, None, (wanted,)
+    depth, requests, modules = 1, None, (wanted,)
     sows, plans = request is None or request.sows, ()
     sees_all = getattr(trace_type, "sees_all", False)
     if outer is not None:
-        grads, edits, depth, asked = grads or outer.grads, edits or outer.edits, outer.depth + 1, outer.inside
+        grads, edits, depth, requests = grads or outer.grads, edits or outer.edits, outer.depth + 1, outer.inside
         modules, sows, plans = (*outer.modules, *modules), sows or outer.sows, outer.plans
     if plan is not None:
         plans = (*plans, RunningPlan(depth, plan, outer and outer.below(depth), _jax.count_open_names() > 0))
     if inside is not None:
-        asked = inside.nested_in(asked, depth)
+        requests = inside.nested_in(requests, depth)
     handler: Handler = make(depth)
     handler.outside = outer
     trace = trace_type(_jax.current_trace(), handler)
@@ -96,7 +96,7 @@ def run_with(
                     copies = begin_call_stack(session, f, args, kwargs, request, models).copies
                     trace.changed = copies.followed if copies is not None and copies.followed.shapes else None
                     modules = _with_shapes(modules, trace.changed)
-                session.begin(CaptureState(grads, edits, depth, modules, asked, sows, plans, sees_all), trace)
+                session.begin(CaptureState(grads, edits, depth, modules, requests, sows, plans, sees_all), trace)
                 try:
                     result = f(*args, **kwargs)
                 except Exception as error:

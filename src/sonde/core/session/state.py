@@ -70,9 +70,9 @@ class CaptureState:
         seen_below: int | None = None,
     ) -> CaptureState:
         key = grads, edits, depth, modules, inside, sows, plans, sees_all, seen_below
-        found = _known.get(key)
-        if found is not None:
-            return found
+        known = _known.get(key)
+        if known is not None:
+            return known
         new = super().__new__(cls)
         new.grads, new.edits, new.depth, new.modules, new.inside, new.sows = key[:6]
         new.plans, new.sees_all, new.seen_below = key[6:]

@@ -23,8 +23,8 @@ def _children(module: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _arrays(module: Any) -> list[Any]:
-    found = [v.get_value() for value in vars(module).values() for v in _variables(value)]
-    return [x for x in found if isinstance(x, (jax.Array, np.ndarray))]
+    values = [v.get_value() for value in vars(module).values() for v in _variables(value)]
+    return [x for x in values if isinstance(x, (jax.Array, np.ndarray))]
 
 
 def _variables(value: Any) -> Iterator[nnx.Variable]:

@@ -44,13 +44,13 @@ class Model:
 
 def comparing_functions() -> list[types.FunctionType]:
     """The functions of imported libraries that must know which arrays are one object in the program without marks."""
-    found = [
+    functions = [
         getattr(sys.modules[name], each, None)
         for name, own in _COMPARING.items()
         if name in sys.modules
         for each in own
     ]
-    return [f for f in found if isinstance(f, types.FunctionType)]
+    return [f for f in functions if isinstance(f, types.FunctionType)]
 
 
 def with_methods(model: Any, methods: frozenset[str]) -> Model:
@@ -64,9 +64,9 @@ def as_model(thing: Any, methods: frozenset[str]) -> tuple[Any, Model] | None:
     The model may be wrapped: `jax.jit(model)`, `equinox.filter_vmap(model)`.
     """
     for wrapped in with_wrapped(thing):
-        found = _model(wrapped, methods)
-        if found is not None:
-            return wrapped, found
+        description = _model(wrapped, methods)
+        if description is not None:
+            return wrapped, description
     return None
 
 
@@ -75,9 +75,9 @@ def _model(thing: Any, methods: frozenset[str]) -> Model | None:
     for name, file in _ADAPTERS.items():
         if name in sys.modules and (not is_code or name in _WITH_ARRAYS):
             adapter = importlib.import_module(f"sonde.inside.libraries.{file}")
-            found = None if is_code else adapter.model(thing, methods)
-            if found is not None:
-                return found
+            description = None if is_code else adapter.model(thing, methods)
+            if description is not None:
+                return description
     # Sonde's own Modules learn from the engine which calls are wanted.
     own = [getattr(sys.modules.get(f"sonde.{face}"), name, None) for face, name in _OWN]
     return Model() if isinstance(thing, tuple(cls for cls in own if cls is not None)) else None

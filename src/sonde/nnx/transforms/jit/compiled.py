@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from sonde.core import SESSIONS, capture_state, given
+from sonde.core import SESSIONS, capture_state, with_converted_modules
 from sonde.nnx.structure.epoch import EPOCH
 from sonde.nnx.structure.split_merge import graphdef, merge, split
 from sonde.nnx.structure.value_kinds import ARRAY, KIND
@@ -161,7 +161,7 @@ class _Compiler:
         if nodes is not None:  # a capture runs: note which Modules the copies inside stand for
             before, tracing.originals = getattr(tracing, "originals", None), nodes
             try:
-                with given(arguments.roots):
+                with with_converted_modules(arguments.roots):
                     return plan.finish(plan.run(*plan.read(), *arguments.plain))
             finally:
                 tracing.originals = before
