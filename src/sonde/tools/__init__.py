@@ -21,6 +21,7 @@ example_grad_norms(loss)                which examples pull hardest
 probe(values, labels)                   what a linear classifier reads off the values at each site
 monitor(train_step, {pattern: [...]})   statistics of a training run, inside the step
 compare_training(f, g)                  the first step after which two train steps differ
+saved_residuals(f)                      what the backward pass keeps, by place, and what a remat policy would
 torch_records(module)                   the values and gradients of a PyTorch module, as records
 """
 

@@ -40,3 +40,6 @@ from sonde.tools.reading.probe import Probe as Probe
 from sonde.tools.reading.probe import probe as probe
 from sonde.tools.training.monitor import Monitored as Monitored
 from sonde.tools.training.monitor import monitor as monitor
+from sonde.tools.training.saved_residuals import Residual as Residual
+from sonde.tools.training.saved_residuals import Residuals as Residuals
+from sonde.tools.training.saved_residuals import saved_residuals as saved_residuals
