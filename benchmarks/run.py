@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 PARTS = {
     "engine": ("compiled", "calling", "editing", "eager", "tracing", "gradients", "importing", "gpu_transformer"),
     "nnx": ("nnx_dispatch", "nnx_construct", "nnx_tracing", "nnx_peers"),
-    "tools": ("patching", "monitoring", "at_size"),
+    "tools": ("patching", "monitoring", "running", "at_size"),
     "inside": ("inside",),
     "models": ("models",),
     "store": ("harvesting", "probing"),

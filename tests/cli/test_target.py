@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
@@ -219,3 +220,31 @@ def test_arrays_of_a_file_replace_arguments_that_are_typed(write, sonde, folder)
     write(ARGUMENTS)
     np.savez(folder / "y.npz", y=np.ones(7, np.float32))
     assert "float32[7]" in sonde.ok("sites", "model.py:f", "--args", "1.0", "--input", "y.npz")
+
+
+MAIN = """
+import jax, jax.numpy as jnp, sonde
+runs = []
+init = jax.jit(lambda: jnp.ones(3))
+@jax.jit
+def step(w, x):
+    return w - 0.1 * jax.grad(lambda w: jnp.sum(sonde.sow(w * x, "h") ** 2))(w)
+def main():
+    w = init()
+    for i in range(1000):
+        w = step(w, jnp.arange(3.0))
+        runs.append(i)
+def nothing():
+    len(runs)
+"""
+
+
+def test_the_step_of_a_main_that_returns_nothing(folder, sonde):
+    """It is not trained to the end first."""
+    (folder / "loop.py").write_text(MAIN)
+    data = json.loads(sonde.ok("report", "loop.py:main", "--grads", "--json"))
+    (site,) = data["sites"]
+    assert site["path"] == "h" and site["gradient"]["norm"] > 0 and site["value"]["max"] < 2
+    assert len(sys.modules["loop"].runs) == 1
+    assert "runs by itself and returns nothing" in sonde.error("report", "loop.py:nothing")
+    sys.modules.pop("loop")

@@ -4,7 +4,9 @@ A target is `module:name` or `path/to/file.py:name`; names may be dotted. Module
 directory and, for a file, from its own folder. The name may refer to
 
 - a tuple `(f, args)` or `(f, args, kwargs)`,
-- a callable that needs no arguments and returns such a tuple or a callable, or
+- a callable that needs no arguments and returns such a tuple or a callable,
+- a function that needs no arguments and returns nothing, as `main` in a script: it is run until it calls a jitted
+  function for the second time, and that call is the program, or
 - a callable with arguments: a function, a model.
 
 If there are no arguments yet, they come from `example_inputs`: an attribute of the callable, or a name in the module.
@@ -17,6 +19,7 @@ All of this runs before the program does: any error is `Unusable`.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
 import importlib
@@ -24,7 +27,8 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -80,6 +84,8 @@ def program_at(
     args, kwargs = None, {}
     if _is_call(thing):
         thing, args, kwargs = _taken_apart(thing)
+    elif not has_inputs and _runs_by_itself(thing):
+        thing, args, kwargs = _step_of(thing, module, target)
     elif _is_maker(thing, has_inputs=has_inputs):
         made = _made(thing, target)
         if _is_call(made):
@@ -275,6 +281,48 @@ def _made(maker: Callable, target: str) -> Any:
         raise
     except BaseException as error:
         raise Unusable(f"{target} was called to make a program and failed:\n  {last_line(error)}") from error
+
+
+def _runs_by_itself(thing: Any) -> bool:
+    """Whether a function needs no arguments and returns nothing, as the `main` of a script does."""
+    if not inspect.isfunction(thing) or hasattr(thing, EXAMPLES) or _needs_arguments(thing):
+        return False
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(thing)))
+    except (OSError, TypeError, SyntaxError):
+        return False
+    return isinstance(tree.body[0], ast.FunctionDef) and not any(
+        isinstance(node, (ast.Yield, ast.YieldFrom)) or (isinstance(node, ast.Return) and node.value is not None)
+        for node in _own_nodes(tree.body[0])
+    )
+
+
+def _own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
+    """The nodes of a function without those of functions in it."""
+    pending: list[ast.AST] = list(function.body)
+    while pending:
+        node = pending.pop()
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            pending += ast.iter_child_nodes(node)
+
+
+def _step_of(main: Callable[[], Any], module: ModuleType, target: str) -> tuple[Callable, tuple, dict[str, Any]]:
+    """The step that a program of its own repeats: it is run until the second call of a jitted function."""
+    from sonde.cli.watched_script import step_of
+
+    try:
+        call = step_of(main, vars(module))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise Unusable(f"{target} was run to find its step and failed:\n  {last_line(error)}") from error
+    if call is None:
+        raise Unusable(
+            f"{target} runs by itself and returns nothing, and it calls no jitted function that could be its step. "
+            f"Name the step and its inputs: a function that returns (f, args), or a step with {EXAMPLES}."
+        )
+    return call.f, call.args, call.kwargs
 
 
 def _examples(thing: Any, module: ModuleType, target: str) -> tuple[tuple, dict[str, Any]] | None:

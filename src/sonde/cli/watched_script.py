@@ -37,7 +37,7 @@ class Stopped(BaseException):
     """Ends a script in which something was found; not an `Exception`, which the script may catch."""
 
 
-class _Call(NamedTuple):
+class Call(NamedTuple):
     """A call whose results have not been looked at yet."""
 
     f: Callable
@@ -63,13 +63,13 @@ class Watch:
 
     def __init__(self, every: int, inside: Sequence[str] | None = None, writer: Writer | None = None) -> None:
         self.found: NonFinite | None = None
-        self.found_in: _Call | None = None
+        self.found_in: Call | None = None
         self.place = ""
-        self.failed: tuple[_Call, Exception] | None = None
+        self.failed: tuple[Call, Exception] | None = None
         self.calls = 0
         self._every = every
         self._inside = inside
-        self._pending: collections.deque[_Call] = collections.deque()
+        self._pending: collections.deque[Call] = collections.deque()
         self._searches: collections.Counter[int] = collections.Counter()
         self._numbers: collections.Counter[int] = collections.Counter()
         self._is_busy = False
@@ -88,7 +88,7 @@ class Watch:
             self._is_busy = True  # what is called meanwhile is part of this call, or of a capture of it
             result = self._function(f)(*args, **kwargs)
         except Exception as error:
-            self.failed = _Call(f, kept_args, kept_kwargs, None, number), error
+            self.failed = Call(f, kept_args, kept_kwargs, None, number), error
             raise
         finally:
             self._is_busy = False
@@ -96,7 +96,7 @@ class Watch:
         if self._searches[id(f)] < _MOST_SEARCHES:
             floats = [x for x in jax.tree.leaves(result) if isinstance(x, jax.Array) and _is_float(x)]
             if floats:
-                self._pending.append(_Call(f, kept_args, kept_kwargs, _all_finite(floats), number))
+                self._pending.append(Call(f, kept_args, kept_kwargs, _all_finite(floats), number))
         if len(self._pending) >= self._every:
             self.look()
         return result
@@ -113,7 +113,7 @@ class Watch:
                 self._pending.clear()
                 raise Stopped
 
-    def _search(self, call: _Call) -> bool:
+    def _search(self, call: Call) -> bool:
         """Whether a call has computed something that is not finite; what it was given or holds as a constant is not."""
         self._searches[id(call.f)] += 1
         self._is_busy = True
@@ -170,6 +170,48 @@ class Watch:
         else:
             with suppress(Stopped):
                 self.look()
+
+
+class StepOfScript(Watch):
+    """Stops a program at the second call of a jitted function, which is most likely the step of a loop.
+
+    Attributes:
+        last: The last call that was made, with its arguments.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(every=1)
+        self.last: Call | None = None
+
+    def call(self, f: Callable[..., Any], donates: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a jitted function, or stops."""
+        if _jax.current_trace() is not _jax.eval_trace:
+            return f(*args, **kwargs)
+        number = self._numbers[id(f)]
+        self._numbers[id(f)] += 1
+        kept_args, kept_kwargs = jax.tree.map(_copy, (args, kwargs)) if donates else (args, kwargs)
+        self.last = Call(f, kept_args, kept_kwargs, None, number)
+        if number:
+            raise Stopped
+        return f(*args, **kwargs)
+
+
+def step_of(program: Callable[[], Any], names: dict[str, Any]) -> Call | None:
+    """The first repeated call of a jitted function that a program makes, or its last; None if it makes none.
+
+    Args:
+        program: A function without arguments, which is run until then.
+        names: The globals of its module, whose jitted functions are watched too.
+    """
+    watch = StepOfScript()
+    before = {name: value for name, value in names.items() if isinstance(value, _jax.PjitFunction)}
+    names.update({name: WatchedFunction(value, True, watch) for name, value in before.items()})
+    try:
+        with watching(watch), suppress(Stopped):
+            program()
+    finally:
+        names.update(before)
+    return watch.last
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
