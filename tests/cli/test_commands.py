@@ -442,3 +442,11 @@ def test_compare_with_a_file_of_arrays(write, sonde) -> None:
     assert "compared" in sonde.ok("compare", "values.npz", "model:wide", code=1)
     text = sonde.error("compare", "values.npz", "values.npz")
     assert "are files or folders: at least one must be a target" in " ".join(text.split())
+
+
+def test_a_comparison_of_unmarked_programs_says_how_to_look_into_them(write, sonde) -> None:
+    write("import jax.numpy as jnp\ndef f(x):\n    y = x * 2\n    return y + 1\nexample_inputs = (jnp.ones(2),)\n")
+    result = sonde("compare", "model.py:f", "model.py:f")
+    assert result.exit_code == 0 and "--inside model.py:f" in " ".join(result.stderr.split())
+    result = sonde("compare", "model.py:f", "model.py:f", "--inside", "model.py:f")
+    assert result.exit_code == 0 and "--inside" not in result.stderr and "f/y" in result.stdout

@@ -269,3 +269,19 @@ def test_the_short_name_of_a_module_is_answered_with_its_name():
         shell.run("import jax.numpy as jnp")
         with pytest.raises(InsideError, match=r"no module 'jnp'; write 'jax.numpy', or inside=jnp without quotes"):
             sonde.Inside("jnp")
+
+
+def test_a_notebook_of_marimo_that_runs_as_a_script(tmp_path, monkeypatch):
+    """Cells are functions in the file; marimo compiles their bodies as modules, with the lines of the file."""
+    body = textwrap.indent(LAYER.strip(), "    ")
+    text = f"import marimo\napp = marimo.App()\n\n@app.cell\ndef _(other):\n{body}\n    return layer, Model\n"
+    path = tmp_path / "notebook_of_marimo.py"
+    path.write_text(text)
+    monkeypatch.setitem(sys.modules, "marimo", types.ModuleType("marimo"))
+    first = text.splitlines().index("    import jax.numpy as jnp")
+    namespace = {"__name__": "__main__"}
+    exec(compile("\n" * first + LAYER.strip(), str(path), "exec"), namespace)
+    check(namespace["layer"], namespace["Model"]())
+    monkeypatch.delitem(sys.modules, "marimo")
+    _, records = sonde.capture(namespace["layer"], inside=namespace["layer"])(X)  # known by now
+    assert "layer/y" in records

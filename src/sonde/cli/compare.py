@@ -10,7 +10,7 @@ import click
 
 from sonde.cli import options
 from sonde.cli.exit_codes import FINE, FOUND, TEXT, Unusable
-from sonde.cli.output import busy, quiet_stdout, show, show_json
+from sonde.cli.output import busy, hint, quiet_stdout, show, show_json
 
 if TYPE_CHECKING:
     from sonde.cli.target import Target
@@ -98,6 +98,9 @@ def compare(
                 found = compared()
             except NothingComparedError as error:
                 raise Unusable(f"{first} and {second}: {error}") from error
+    if not found.drifts and not inside:
+        options_of_both = " ".join(f"--inside {name}" for name in dict.fromkeys((first, second)) if ":" in name)
+        hint(f"No values inside were compared: look into the programs as they are, such as with {options_of_both}.")
     if save_matches:
         found.save_matches(save_matches)
     if as_json:

@@ -11,6 +11,7 @@ import ast
 import linecache
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any, cast
@@ -27,13 +28,32 @@ def lines_named(filename: str, loaded_by: dict[str, Any] | None) -> list[str]:
 
 
 def other_texts(code: CodeType) -> Iterator[str]:
-    """Texts that code may come from, if its file has a name such as `<string>`."""
+    """Other texts than that of its file that code may come from."""
     if not code.co_filename.startswith("<"):
+        yield from _cell_of_marimo(code)
         return
     typed = cast("Callable[[CodeType], list[str]] | None", getattr(linecache, "_getlines_from_code", None))
     if typed is not None and (lines := typed(code)):  # at the prompt of Python 3.13 and later
         yield "".join(lines)
     yield from (text for text in [*_after_c(), *_bodies_of_magics()] if _may_have(text, code))
+
+
+def _cell_of_marimo(code: CodeType) -> Iterator[str]:
+    """The cell of marimo that code is in: its scripts have cells as functions, and run their bodies as modules."""
+    lines = linecache.getlines(code.co_filename)
+    if "marimo" not in sys.modules or not any("import marimo" in line for line in lines):
+        return
+    for cell in ast.parse("".join(lines)).body:
+        if not isinstance(cell, ast.FunctionDef | ast.AsyncFunctionDef) or not cell.decorator_list:
+            continue
+        if not cell.lineno <= code.co_firstlineno <= (cell.end_lineno or 0):
+            continue
+        body = [statement for statement in cell.body if not isinstance(statement, ast.Return)]
+        if body:
+            # Decorators of the first statement stand above its line.
+            first = min(n.lineno for n in [body[0], *getattr(body[0], "decorator_list", [])])
+            text = textwrap.dedent("".join(lines[first - 1 : body[-1].end_lineno]))
+            yield "\n" * (first - 1) + text  # each line keeps its number
 
 
 def _may_have(text: str, code: CodeType) -> bool:
