@@ -147,6 +147,9 @@ def main():
 def other():
     return jax.grad(lambda x: step(x * 1.5)), (jnp.ones(3),)
 
+def forward():
+    return step, (jnp.ones(3),)
+
 def batches():
     return step, [jnp.ones((2, 3)), jnp.zeros((2, 3))]
 """
@@ -156,6 +159,8 @@ COMMANDS = {
     "report": ["FILE:main", "--out", "FOLDER/page.html"],
     "compare": ["FILE:main", "FILE:other"],
     "harvest": ["FILE:batches", "FOLDER/kept", "--sites", "step/big"],
+    "summarize": ["FILE:main"],
+    "trace-back": ["FILE:forward", "--where", "> 1"],
 }
 
 
@@ -182,7 +187,7 @@ def test_every_command_is_tried():
     }
     assert takes == {*COMMANDS, "run"}  # `run` is given a script, and is tried in tests/cli/test_run.py
     without = {name for name in sonde_command.commands if name not in takes}
-    assert without == {"check-move", "demo", "explain", "store"}
+    assert without == {"check-move", "demo", "explain", "mcp", "replay", "store"}
 
 
 @pytest.mark.parametrize("wrong", ["nothing.py", "nothing.py:f"])
