@@ -191,7 +191,7 @@ class ArrayMatcher:
         """Notes that the program uses a module that was found by its identity."""
         if self._is_model_met and self._stand_in is None:
             return
-        if any(path_between(root, module) is not None for _, root in stack.segments[0].given):
+        if any(path_between(root, module) is not None for _, root in stack.segments[0].known_modules):
             self._meet_model(stack, module)
 
     def may_be_model(self, stack: CallStack, module: Any) -> bool:
@@ -268,13 +268,13 @@ class ArrayMatcher:
 
     def _candidates(self, stack: CallStack, cls: type, ends: Sequence[set[int]], sources: Sources) -> list[_Candidate]:
         by_path: dict[str, _Candidate] = {}
-        inner = sum(len(segment.given) + len(segment.frames) for segment in stack.segments)
+        inner = sum(len(segment.known_modules) + len(segment.frames) for segment in stack.segments)
         for level in reversed(range(len(stack.segments))):
             segment = stack.segments[level]
             roots = list(segment.roots())
             inner -= len(roots)
             for i, (place, root) in enumerate(roots):
-                is_given = level == 0 and i < len(segment.given)
+                is_given = level == 0 and i < len(segment.known_modules)
                 for path, value in everything_in(root):
                     if type(value) is not cls:
                         continue
@@ -310,7 +310,7 @@ def _innermost(left: list[_Candidate]) -> list[_Candidate]:
 def _called_with(stack: CallStack, left: list[_Candidate]) -> list[_Candidate]:
     """The modules, among some, with which the innermost traced function was called that got any of them."""
     for segment in reversed(stack.segments[1:]):
-        near = {id(module) for _, argument in segment.given for _, module in everything_in(argument)}
+        near = {id(module) for _, argument in segment.known_modules for _, module in everything_in(argument)}
         if candidates := [c for c in left if id(c.module) in near]:
             return candidates
     return []

@@ -13,12 +13,12 @@ def test_paths_are_joined_and_counted_without_their_empty_parts():
     assert [depth_of(text) for text in ("", "a", "a/b/c")] == [0, 1, 3]
 
 
-@pytest.mark.parametrize("place", [Place(""), Place("a", absolute=True), Place("a", known=False, here=True)])
+@pytest.mark.parametrize("place", [Place(""), Place("a", absolute=True), Place("a", known=False, is_current_path=True)])
 def test_a_place_further_down_is_as_absolute_and_as_known(place):
     assert place.below("") is place
     below = place.below("b")
     assert below.text == join(place.text, "b")
-    assert (below.absolute, below.known, below.here) == (place.absolute, place.known, False)
+    assert (below.absolute, below.known, below.is_current_path) == (place.absolute, place.known, False)
 
 
 def test_what_is_recorded_in_a_stretch_stands_below_its_innermost_call():
@@ -27,12 +27,12 @@ def test_what_is_recorded_in_a_stretch_stands_below_its_innermost_call():
     with with_capture_state(CaptureState(grads=False)), scope("module"):
         segment = Segment([], 0, None)
         assert segment.innermost == Place("")
-        assert segment.here(1) == "module"
+        assert segment.current_path(1) == "module"
         frame = Frame(Place("a/b"), object(), ("__call__", None), _jax.name_stack()[-1], _jax.open_names(), None)
         segment.frames.append(frame)
-        assert segment.here(1) == "a/b"
+        assert segment.current_path(1) == "a/b"
         with scope("inner"):
-            assert segment.here(1) == "a/b/inner"
+            assert segment.current_path(1) == "a/b/inner"
 
 
 class Layer:

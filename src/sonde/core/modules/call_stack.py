@@ -74,8 +74,8 @@ class CallStack:
     @property
     def root(self) -> Any:
         """The module that paths count from, if the capture began with one."""
-        given = self.segments[0].given
-        return given[0][1] if given else None
+        known_modules = self.segments[0].known_modules
+        return known_modules[0][1] if known_modules else None
 
     def absolute(self, place: Place, level: int | None = None) -> str:
         """The path of a place in a segment, counted from the capture. Not noted as used."""
@@ -102,6 +102,7 @@ class CallStack:
         last = len(self.segments) - 1
         kind = module_kind(module)
         stored_origin = None if kind is None else kind.origin(module)
+        # From the innermost segment outwards: the nearest module that contains it gives the path.
         for level in range(last, -1, -1):
             segment = self.segments[level]
             place_in_segment, origin = segment.find(module), stored_origin
@@ -121,6 +122,7 @@ class CallStack:
                 place = self._seen_from_inside(*copied, module, copies)
                 self.segments[last].note(place, module)
                 return place
+        # That it is nowhere is noted too: where the traced function is called next, it may be in the model.
         for level in range(1, len(self.segments)):
             self.segments[level].used[id(module)] = (weakref.ref(module), None)
             if copies:
@@ -166,16 +168,18 @@ class CallStack:
         last = len(self.segments) - 1
         segment = self.segments[last]
         place = None
-        is_outside_model = bool(self.segments[0].given) and not says_origin(module)  # not the model of `inside=`
+        is_outside_model = bool(self.segments[0].known_modules) and not says_origin(
+            module
+        )  # not the model of `inside=`
         if segment.frames:
-            place = segment.innermost.below(segment.unregistered_here.name(module))
+            place = segment.innermost.below(segment.unregistered_now.name(module))
         elif last:
             _, inside, known = self._use_setting(last)
             place = Place(self._name_outside(module), known=known) if inside or is_outside_model else None
         elif is_outside_model:
             place = Place(segment.unregistered.name(module), known=not self.only_roots)
         if place is None:  # the outermost call: the root, at the current path
-            place = Place(self.segments[last].here(self.depth), known=not self.only_roots, here=True)
+            place = Place(self.segments[last].current_path(self.depth), known=not self.only_roots, is_current_path=True)
         return place
 
     def _name_outside(self, module: Any) -> str:
@@ -187,7 +191,7 @@ class CallStack:
     def _name_of(self, inner: UnregisteredInside) -> str:
         around = range(len(self.segments) - 2, 0, -1)  # of the innermost traced function
         level = next((i for i in around if self.segments[i].frames), 0)
-        name = self.segments[level].unregistered_here.name_of(inner)
+        name = self.segments[level].unregistered_now.name_of(inner)
         for segment in self.segments[level + 1 :]:
             segment.used[inner] = (None, name)
         return name
@@ -202,7 +206,9 @@ class CallStack:
     def _setting(self, level: int) -> tuple[int, bool, bool]:
         """For a segment: how many scopes are open around it in the innermost call, and whether there is such a call."""
         outer = self.segments[level - 1]
-        more = depth_of(outer.here(self.depth, self.segments[level].names_around)) - depth_of(outer.innermost.text)
+        more = depth_of(outer.current_path(self.depth, self.segments[level].names_around)) - depth_of(
+            outer.innermost.text
+        )
         if outer.frames:
             return more, True, outer.innermost.known
         if level == 1:
@@ -219,7 +225,7 @@ class CallStack:
     def _scopes(self, level: int) -> str:
         """The scopes that are open around a segment, if no call of a module is open."""
         above = self._scopes(level - 1) if level > 1 else ""
-        scopes = join(above, self.segments[level - 1].here(self.depth, self.segments[level].names_around))
+        scopes = join(above, self.segments[level - 1].current_path(self.depth, self.segments[level].names_around))
         self.segments[level].used["scopes"] = (None, scopes)
         return scopes
 
@@ -229,8 +235,8 @@ class CallStack:
         """How to get to a place from where the program is."""
         last = len(self.segments) - 1
         segment = self.segments[last]
-        current_path = segment.here(self.depth)
-        if place.here:
+        current_path = segment.current_path(self.depth)
+        if place.is_current_path:
             return Move(0, "")
         if place.absolute:
             return Move(None, place.text)
@@ -254,7 +260,7 @@ class CallStack:
             if self.copies is not None and self.copies.may_be_model(self, module):
                 return None
             place = self._of_unknown(module)
-        if place.here and last:  # the current path: from further inside, it counts from the capture
+        if place.is_current_path and last:  # the current path: from further inside, it counts from the capture
             place = place._replace(text=join(self._scopes(last), place.text))
         return self._inward(place, last)
 

@@ -31,13 +31,13 @@ class Place(NamedTuple):
         text: Its path.
         absolute: Whether the path counts from the capture, and not from where the current segment starts.
         known: Whether it belongs to the model that the capture looks at.
-        here: Whether it is the current path of the program: for the outermost call of an unknown module.
+        is_current_path: Whether it is the current path of the program: for the outermost call of an unknown module.
     """
 
     text: str
     absolute: bool = False
     known: bool = True
-    here: bool = False
+    is_current_path: bool = False
 
     def below(self, text: str) -> Place:
         """A place further down."""
@@ -154,7 +154,7 @@ class Segment:
     """The calls that are open between two boundaries: the start of a capture, or of tracing a function.
 
     Attributes:
-        given: Modules whose places are known, though their calls are not open.
+        known_modules: Modules whose places are known, though their calls are not open.
         n_names: How many names were open at the start.
         names_around: The names that are open around it, in the segment outside.
         description: Of the call that it began with, at a boundary: that of the trace, if there is one.
@@ -164,11 +164,11 @@ class Segment:
         notes: Data that the library of the modules keeps until the outermost call ends.
         unregistered: The modules that were called in it, outside other calls, and that are not in the model.
         inner_unregistered: The modules of the enclosing program that correspond to them, by name.
-        found: The modules that were found to be copies, and those in them, by identity: references and places. What a
+        copies: The modules that were found to be copies, and those in them, by identity: references and places. What a
             copy is does not change when its arrays are replaced.
     """
 
-    given: list[tuple[Place, Any]]
+    known_modules: list[tuple[Place, Any]]
     n_names: int
     names_around: Any
     description: Any = None
@@ -177,29 +177,29 @@ class Segment:
     notes: list[Any] = dataclasses.field(default_factory=list)
     unregistered: UnregisteredModules = dataclasses.field(default_factory=UnregisteredModules)
     inner_unregistered: dict[str, UnregisteredInside] = dataclasses.field(default_factory=dict)
-    found: dict[int, tuple[weakref.ref[Any], Place]] = dataclasses.field(default_factory=dict)
+    copies: dict[int, tuple[weakref.ref[Any], Place]] = dataclasses.field(default_factory=dict)
 
     def find(self, module: Any) -> Place | None:
         """The place of a module, by identity."""
         for place, root in self.roots():
             if (text := text_between(root, module)) is not None:
                 return place.below(text)
-        ref, place = self.found.get(id(module), (None, None))
+        ref, place = self.copies.get(id(module), (None, None))
         return place if ref is not None and ref() is module else None
 
     def note(self, place: Place, copy: Any) -> None:
         """Notes the place of a copy."""
         for path, part in everything_in(copy):
             if module_kind(part) is not None:
-                self.found[id(part)] = weakref.ref(part), place.below("/".join(map(str, path)))
+                self.copies[id(part)] = weakref.ref(part), place.below("/".join(map(str, path)))
 
     def roots(self) -> Iterator[tuple[Place, Any]]:
         """The modules whose places are known, with their places: the outermost first."""
-        yield from self.given
+        yield from self.known_modules
         yield from ((frame.place, frame.module) for frame in self.frames)
 
     @property
-    def unregistered_here(self) -> UnregisteredModules:
+    def unregistered_now(self) -> UnregisteredModules:
         """Those of the innermost call, or of the segment, if there is none."""
         return self.frames[-1].unregistered if self.frames else self.unregistered
 
@@ -208,7 +208,7 @@ class Segment:
         """The place of the innermost call; the start of the segment, if there is none."""
         return self.frames[-1].place if self.frames else Place("")
 
-    def here(self, depth: int, stack: Any = None) -> str:
+    def current_path(self, depth: int, stack: Any = None) -> str:
         """The path of what is recorded now, or was under some names, scopes included, counted as `innermost` is."""
         stack = _jax.open_names() if stack is None else stack
         if self.frames and stack is self.frames[-1].names:  # no scope was opened since

@@ -135,7 +135,7 @@ class Session:
             self.runs, self.inside = outer.runs, outer.inside
             self.started_in = self.started_in or outer.started_in
             self.has_suspendable_scopes = outer.has_suspendable_scopes
-        if self.handler is not None:
+        if self.handler is not None:  # a block has none: it belongs to the runs around it
             self.runs = (*self.runs, self)
         return self
 
@@ -162,6 +162,7 @@ class Session:
     def begin(self, state: CaptureState, trace: _jax.Trace, frame: types.FrameType | None = None) -> None:
         """Sets what captures want, and the trace that code runs under, until the session ends."""
         if state.inside is not None:
+            # The way back first: an interrupt may cut `begin` short.
             self.inside = state.inside.run(self.inside)
             self._undo.append(self.inside.end)
             self.inside.begin()
@@ -184,7 +185,7 @@ class Session:
             except KeyboardInterrupt as error:
                 interrupt = error
         self.has_ended = True
-        # These refer to this object, and to the values of the program.
+        # These refer to this object, and to the values of the program: it must not wait for the garbage collector.
         self._undo, self.frame, self.call_stack, self.inside, self.scope, self.runs = [], None, None, None, None, ()
         if self.outer is None or not self.outer.runs:
             _jax.forget_arguments()
