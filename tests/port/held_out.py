@@ -1,6 +1,7 @@
 """Two more ports that the search was not written for: a convolutional network in another layout, and a recurrent one.
 
-As in `planted`, each mistake is on lines that carry its name as a comment.
+As in `planted`, each mistake is on lines that carry its name as a comment. Swapped gates of the recurrent network are
+on the lines that use a gate: both programs compute both.
 """
 
 from __future__ import annotations
@@ -131,8 +132,8 @@ def recurrent(series: Any) -> Any:
             reset, update, new = jnp.split(a, 3, -1)  # gate_order
             r, u, n = jnp.split(b, 3, -1)  # gate_order
             r, u = jax.nn.sigmoid(reset + r), jax.nn.sigmoid(update + u)  # hard_sigmoid
-            n = jnp.tanh(new + r * n)  # reset_before
-            h = (1 - u) * n + u * h  # update_swapped
+            n = jnp.tanh(new + r * n)  # reset_before # gate_order
+            h = (1 - u) * n + u * h  # update_swapped # gate_order
             return h, h
 
         series = lax.scan(step, jnp.zeros((2, STATE)), series)[1]  # first_state
@@ -161,8 +162,8 @@ def recurrent_port(series: Any, wrong: str = "") -> Any:
             if bad == "reset_before":
                 n = jnp.tanh(of_input["new"] + (r * h) @ states["new"] + others["new"])  # reset_before
             else:
-                n = jnp.tanh(of_input["new"] + r * of_state["new"])
-            h = n + ((1 - u) if bad == "update_swapped" else u) * (h - n)  # update_swapped # first_state
+                n = jnp.tanh(of_input["new"] + r * of_state["new"])  # gate_order
+            h = n + ((1 - u) if bad == "update_swapped" else u) * (h - n)  # update_swapped # first_state # gate_order
             outs.append(h)
         series = jnp.stack(outs)
     total, outs = jnp.zeros((2, STATE)), []
