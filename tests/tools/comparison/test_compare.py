@@ -343,3 +343,15 @@ def test_matches_are_saved_and_given_again(tmp_path):
         compare(f, g, match_paths={"layers/{i}/attn": "other/{i}"})(Y)
     with pytest.raises(ValueError, match=r"the first program has no site 'encoder'; it has layers/0/attn"):
         compare(f, g, match_paths={"encoder": "blocks"})(Y)
+
+
+def test_noise_counts_in_another_layout_too():
+    """Heads merged in one program and apart in the other, and a difference of large numbers before."""
+    x = jax.random.normal(jax.random.key(0), (4, 8))
+    noisy = lambda x: (x + 1e4) - 1e4
+    merged = lambda x: sow(noisy(x), "merged").sum()
+    apart = lambda x: sow((x.reshape(4, 2, 4) + 1e4) - jnp.float32(1e4) + 1e-4, "heads").sum()
+    found = compare(merged, apart, match_paths={"merged": "heads"}, grads=False)(x)
+    assert [d.differs for d in found.drifts] == [False] and found.drifts[0].layout == "reshaped to [4, 8]"
+    wrong = compare(merged, lambda x: apart(x * 1.5), match_paths={"merged": "heads"}, grads=False)(x)
+    assert wrong.first is not None and wrong.first.path == "merged"

@@ -305,7 +305,11 @@ class _Comparing:
     def judge(self, pair: Pair, second: str = "", *, result: bool = False) -> Drift:
         """The drift of a pair. Noise is only measured for what differs by more than the last digits."""
         drift = judge(pair, self.tolerance, [], second, result=result)
-        if not drift.differs or drift.note or self.tolerance.rtol is not None or self.tolerance.norm is not None:
+        if not drift.differs or self.tolerance.rtol is not None or self.tolerance.norm is not None:
+            return drift
+        # In another shape, arrays agree if the numbers do in some layout, which the noise decides.
+        one, other = pair.first.array, pair.second.array
+        if drift.note and (one.shape == other.shape or one.size != other.size):
             return drift
         return judge(pair, self.measured_tolerance(), self.noise_of(pair), second, result=result)
 
@@ -421,10 +425,15 @@ def _key(p: Point) -> tuple[Any, ...]:
 
 
 def _without_guesses(drifts: list[Drift], results: list[Drift]) -> list[Drift]:
-    """Without values that were matched by their order alone and differ, if what follows from them does not."""
-    if not results or any(d.differs for d in results) or any(d.differs and d.by != "order" for d in drifts):
+    """Without values that differ and may not correspond, if what follows from them does not differ."""
+    if not results or any(d.differs for d in results) or any(d.differs and not _is_guess(d) for d in drifts):
         return drifts
-    return [d for d in drifts if not d.differs or d.by != "order"]
+    return [d for d in drifts if not d.differs or not _is_guess(d)]
+
+
+def _is_guess(drift: Drift) -> bool:
+    """Whether values were matched by their order alone, or by fingerprints that no layout bears out."""
+    return drift.by == "order" or (drift.by == "value" and bool(drift.note))
 
 
 def _only(points: Points, paired: list[Point]) -> tuple[tuple[str, int], ...]:
