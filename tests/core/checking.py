@@ -138,7 +138,8 @@ def check_gradients(record: sonde.Record, recs: Sequence[Rec]) -> None:
     for found in by_order:
         assert len(found) in (0, len(recs)), f"{record.path}: {len(found)} gradients of {len(recs)} values"
     for i, rec in enumerate(recs):
-        got = [arrays_of(found[i], rec) for found in by_order if found and found[i] is not None]
+        passes = [found[i] for found in by_order if found and found[i] is not None]
+        got = [arrays_of(with_zeros(gradient, record.values[i]), rec) for gradient in passes]
         for arrays in got:
             assert len(arrays) == len(rec.value), f"{record.path} call {i} gradient"
             for array, value in zip(arrays, rec.value):
@@ -151,6 +152,13 @@ def check_gradients(record: sonde.Record, recs: Sequence[Rec]) -> None:
         for mine, (want, of_each) in zip(left, right):
             for a, b in zip(mine, want):
                 check_gradient(a, b, rec, of_each, f"{record.path} call {i} gradient")
+
+
+def with_zeros(gradient: Any, value: Any) -> Any:
+    """A gradient with zeros for the parts that do not depend on what is differentiated."""
+    leaves, tree = jax.tree.flatten(value)
+    parts = tree.flatten_up_to(gradient)
+    return tree.unflatten([jnp.zeros_like(x) if g is None else g for g, x in zip(parts, leaves)])
 
 
 def check_gradient(got: Any, want: Any, rec: Rec, inside: tuple[int, int], what: str) -> None:

@@ -102,6 +102,8 @@ def _transpose(cotangents: Any, *args: Any, edit: GradientEdit, n: int, axes: tu
 
 def _batched(primitive: Any) -> Any:
     def rule(axis_data: Any, args: Any, dims: Any, *, edit: GradientEdit, n: int, axes: tuple[Axis, ...]) -> Any:
+        if all(d is None for d in dims):  # the gradient of what the examples share is a sum over them
+            return primitive.bind(*args, edit=edit, n=n, axes=axes), [None] * n
         moved = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args, dims)]
         moved[:n] = [repeated(x, axis_data) if d is None else x for x, d in zip(moved[:n], dims)]
         name = axis_data.name if isinstance(axis_data.name, str) else None

@@ -210,7 +210,7 @@ def _marked(tangents: Any, token: Any, site: Site, view: View) -> list[Any]:
 
 def _gradient_view(view: View, parts: tuple[int, ...]) -> View:
     axes = tuple(axis.inherited() for axis in view.axes)
-    return View(order=view.order, gradient_of=parts, axes=axes, beside=view.beside)
+    return View(order=view.order, gradient_of=parts, axes=axes, beside=view.beside, reached=frozenset(parts))
 
 
 def _site_transpose(cotangents: Any, *args: Any, site: Site, view: View) -> Any:
@@ -221,7 +221,7 @@ def _site_transpose(cotangents: Any, *args: Any, site: Site, view: View) -> Any:
     given = list(cotangents[:n])
     nonzero = tuple(i for i, ct in enumerate(given) if type(ct) is not ad.Zero)
     if view.is_value and site.grads and nonzero:
-        gradient = _gradient_view(view, nonzero)
+        gradient = _gradient_view(view, nonzero).replace(reached=None)
         token = np.asarray(NO_VALUE, TOKEN)
         seen = site_p.bind(*[given[i] for i in nonzero], token, site=site, view=gradient)
         for i, ct in zip(nonzero, seen):
@@ -354,7 +354,9 @@ def _batched_site(axis_data: Any, args: Any, dims: Any, *, site: Site, view: Vie
         if site.grads and is_mapped and not _edited() and _shared_pass_beside(site, view):
             beside = [i for i, d in enumerate(out_dims) if d is None]
             view = view.replace(beside=view.beside.union(beside))
-        elif _edited() or (site.grads and is_mapped):  # a new value may vary where the old one does not
+        # A value that is supplied may vary where the old one does not. If examples share an array and not another one,
+        # each has its own part of the gradient: with a capture that records it, or an edit that changes it.
+        elif view.role == "supply" or (is_mapped and (site.grads or _edited())):
             new.arrays = [x if d == 0 else repeated(x, axis_data) for x, d in zip(new.arrays, out_dims)]
             out_dims = [0] * len(out_dims)
         view = _with_mapped_axis(view, axis_data, out_dims, extra_dims, stopping)

@@ -189,6 +189,8 @@ class View:
         rows: For a recorded value in named loops, the requested rows; None: all.
         beside: The arrays, by index, that the program does not take from the site, because the examples of a `vmap`
             share them and not the others: they have no gradient.
+        reached: For a gradient, the arrays, by index, that depend on what is differentiated: others have no gradient,
+            while one of these without a part has zeros. None if that is not known.
     """
 
     order: int = 0
@@ -200,6 +202,7 @@ class View:
     whiles: tuple[object, ...] = ()
     rows: tuple[tuple[int, ...], ...] | None = None
     beside: frozenset[int] = frozenset()
+    reached: frozenset[int] | None = dataclasses.field(default=None, compare=False)
 
     @property
     def is_value(self) -> bool:
@@ -227,6 +230,12 @@ class View:
             return row in self.rows
         axes = [axis.rows for axis in self.axes if axis.rows is not None]
         return all(n in have for n, have in zip(row, axes))
+
+    def joined(self, other: View) -> View:
+        """The view of what two gradients have together, or two branches: later order, all that either reached."""
+        known = self.reached is not None and other.reached is not None
+        reached = self.reached | other.reached if known else None
+        return self.replace(order=max(self.order, other.order), reached=reached)
 
     @property
     def recorded(self) -> View:

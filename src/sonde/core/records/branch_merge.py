@@ -118,7 +118,8 @@ def _merged(choice: object, items: list[Item]) -> list[Item]:
             leaves[index] = chosen, either(mine_has, new_has, has)
         taken, taken_has = over_axes(jnp.logical_or, [taken_has, mine_has])(taken, mine), either(taken_has, mine_has)
     view = first.view.replace(axes=with_leaves(axes, [has for _, has in leaves])).extra_on("taken", taken_has)
-    view = view.replace(order=max(item.view.order for item in items))  # some branches may not be differentiated
+    for item in items[1:]:  # some branches may not be differentiated
+        view = view.joined(item.view)
     extras = {name: x for name, x in first.extras.items() if name != "taken"}
     others = (first.view.gates - {gate}) | (_PARTLY if len(items) < gate.branches else frozenset())
     if others:

@@ -286,7 +286,7 @@ def _sum(value: Item, a: Item, b: Item) -> Item | None:
     has = [parts[i][1] for i in found]
     view = a.view.replace(axes=with_leaves(axes, has))
     if a.tree is None:
-        view = view.replace(gradient_of=tuple(found))
+        view = view.joined(b.view).replace(gradient_of=tuple(found), order=a.view.order)
     return dataclasses.replace(a, leaves=[parts[i][0] for i in found], view=view, extras={})
 
 

@@ -59,9 +59,9 @@ class Record:
     def grads(self) -> tuple[Any, ...]:
         """The gradients, one for each of `values`; empty if no backward pass went through the site.
 
-        Each has the structure of the value. Parts that no backward pass went through are zeros; they are None if the
-        value itself was not recorded, and for arrays that the examples of a `vmap` share in a tuple with others that
-        they do not, in code under `inside=`. If several backward passes went through a call, it is their sum; if none
+        Each has the structure of the value. Parts that the result does not depend on are zeros, as are
+        integers. Parts that do not depend on what is differentiated are None; and, in code under `inside=`, arrays that
+        the examples of a `vmap` share in a tuple with others that they do not. If several backward passes went through a call, it is their sum; if none
         did, None. Passes in code under `inside=` that cannot be added, each mapped by a `vmap` of its own, come last.
         """
         return self.gradients(1)
@@ -165,8 +165,11 @@ class Record:
             zeros = [jnp.zeros(t.shape, t.dtype) for t in call.types]
         n = sum(call.site.arrays)
         zeros += [None] * (n - len(zeros))  # no value was recorded, so nothing is known about its other parts
-        for i in call.value.view.beside:
-            zeros[i] = None
+        reached = None if spec is None else spec.view.reached
+        for i in range(n):
+            is_float = i < len(zeros) and zeros[i] is not None and jnp.issubdtype(zeros[i].dtype, jnp.inexact)
+            if i in call.value.view.beside or (is_float and reached is not None and i not in reached):
+                zeros[i] = None
         return call.site.rebuild([parts.get(i, zeros[i]) for i in range(n)])
 
     def _only(self, found: tuple[Any, ...], what: str) -> Any:

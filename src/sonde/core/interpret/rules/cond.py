@@ -95,7 +95,7 @@ class _Slots:
                 mine = types[position : position + spec.size]
                 key = self._free_key(spec, mine, starts)
                 first = slots[key][0] if key in slots else dataclasses.replace(spec, sites=())
-                view = first.view.replace(order=max(first.view.order, spec.view.order))
+                view = first.view.joined(spec.view) if first.sites else spec.view
                 slots[key] = (dataclasses.replace(first, sites=(*first.sites, *spec.sites), view=view), mine)
                 starts[key] = position
                 position += spec.size
