@@ -59,3 +59,40 @@ def test_bad_edits_of_gradients():
         sonde.errors.EditError, match=r"edit of the gradient of 'h' .*expected float32\[4\], got float32\[2\]"
     ):
         edit(jax.grad(lambda x: straight(x, sow)), {"h": Edit(grad=lambda g: g[:2])})(X)
+
+
+def test_what_examples_share_has_the_sum_of_their_gradients():
+    """A function of the gradient that is not linear tells the sum of all examples from a sum of changed parts."""
+    change = lambda g: jnp.clip(g, -0.3, 0.4)
+
+    @jax.custom_vjp
+    def changed(h):
+        return h
+
+    changed.defvjp(lambda h: (changed(h), None), lambda _, g: (change(g),))
+    weights = jnp.array([1.0, -0.6, 0.3])
+    edits = {"h": Edit(grad=change)}
+
+    def closed_over(x, mark):
+        return jax.vmap(lambda w: (mark(jnp.sin(x), "h") * w).sum() ** 2)(weights).sum()
+
+    def argument(x, mark):
+        one = jax.jit(lambda w, x: (mark(jnp.sin(x), "h") * w).sum() ** 2)
+        return jax.vmap(one, (0, None))(weights, x).sum()
+
+    for f in (closed_over, argument):
+        marked, hand = (lambda x, f=f: f(x, sow)), (lambda x, f=f: f(x, lambda h, _: changed(h)))
+        expected = jax.grad(hand)(X)
+        same(edit(jax.grad(marked), edits)(X), expected)
+        same(jax.grad(edit(marked, edits))(X), expected)
+        same(sonde.capture(edit(jax.grad(marked), edits), grads=True)(X)[0], expected)
+
+    def shared_in_part(x, mark):
+        return jax.vmap(lambda w: mark((jnp.sin(x), w * x), "h")[0].sum() * w)(weights).sum()
+
+    # Of a tuple, the function sees one example, with and without a capture that records gradients.
+    each = sum(change(w) for w in weights) * jnp.cos(X)
+    pair = {"h": Edit(grad=lambda g: (change(g[0]), g[1]))}
+    got = edit(jax.grad(lambda x: shared_in_part(x, sow)), pair)
+    same(got(X), each)
+    same(sonde.capture(got, grads=True)(X)[0], each)
