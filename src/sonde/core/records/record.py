@@ -59,10 +59,11 @@ class Record:
     def grads(self) -> tuple[Any, ...]:
         """The gradients, one for each of `values`; empty if no backward pass went through the site.
 
-        Each has the structure of the value. Parts that the result does not depend on are zeros, as are
-        integers. Parts that do not depend on what is differentiated are None; and, in code under `inside=`, arrays that
-        the examples of a `vmap` share in a tuple with others that they do not. If several backward passes went through a call, it is their sum; if none
-        did, None. Passes in code under `inside=` that cannot be added, each mapped by a `vmap` of its own, come last.
+        Each has the structure of the value. Parts that the result does not depend on are zeros, as are integers. Parts
+        that do not depend on what is differentiated are None; and, in code under `inside=`, arrays that the examples of
+        a `vmap` share in a tuple with others that they do not. If several backward passes went through a call, it is
+        their sum; if none did, None. Passes in code under `inside=` that cannot be added, each mapped by a `vmap` of
+        its own, come last.
         """
         return self.gradients(1)
 
