@@ -183,9 +183,6 @@ from sonde.nnx.variable.kinds import Param as Param
 from sonde.nnx.variable.kinds import Perturbation as Perturbation
 from sonde.nnx.variable.metadata import VariableMetadata as VariableMetadata
 from sonde.nnx.variable.metadata import with_metadata as with_metadata
-from sonde.nnx.variable.names import register_variable_name as register_variable_name
-from sonde.nnx.variable.names import variable_name_from_type as variable_name_from_type
-from sonde.nnx.variable.names import variable_type_from_name as variable_type_from_name
 from sonde.nnx.variable.sharding import PARTITION_NAME as PARTITION_NAME
 from sonde.nnx.variable.sharding import abstract_with_sharding as abstract_with_sharding
 from sonde.nnx.variable.sharding import as_abstract as as_abstract
@@ -193,6 +190,9 @@ from sonde.nnx.variable.sharding import get_abstract_model as get_abstract_model
 from sonde.nnx.variable.sharding import get_named_sharding as get_named_sharding
 from sonde.nnx.variable.sharding import get_partition_spec as get_partition_spec
 from sonde.nnx.variable.sharding import with_partitioning as with_partitioning
+from sonde.nnx.variable.type_names import register_variable_name as register_variable_name
+from sonde.nnx.variable.type_names import variable_name_from_type as variable_name_from_type
+from sonde.nnx.variable.type_names import variable_type_from_name as variable_type_from_name
 from sonde.nnx.variable.variable import Variable as Variable
 from sonde.ops import initializers as initializers
 from sonde.ops.activations import celu as celu

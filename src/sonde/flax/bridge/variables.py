@@ -18,8 +18,8 @@ from sonde.flax.release import follows
 from sonde.flax.serialization import register_box
 from sonde.linen.sharding import meta
 from sonde.nnx.states import traversals
-from sonde.nnx.variable import names as variable_names
 from sonde.nnx.variable import sharding as nnx_sharding
+from sonde.nnx.variable import type_names
 from sonde.nnx.variable.eager_sharding import partition_spec
 from sonde.nnx.variable.variable import Variable
 
@@ -152,7 +152,7 @@ def translated(variable: Any, nnx: Any) -> Any:
 def collection_of(variable: Any) -> str:
     """The collection for a Variable of either library."""
     if isinstance(variable, Variable):
-        return variable_names.variable_name_from_type(type(variable), allow_register=True)
+        return type_names.variable_name_from_type(type(variable), allow_register=True)
     from flax import nnx
 
     return nnx.variable_name_from_type(type(variable), allow_register=True)

@@ -156,12 +156,12 @@ class Module:
 
     def _check_descriptor(self, name: str) -> None:
         """Raises if the attribute is a property whose own code asks for an attribute that does not exist."""
-        found = inspect.getattr_static(type(self), name, None)
-        getter = getattr(type(found), "__get__", None)
-        if getter is None or isinstance(found, type):
+        attribute = inspect.getattr_static(type(self), name, None)
+        getter = getattr(type(attribute), "__get__", None)
+        if getter is None or isinstance(attribute, type):
             return
         try:
-            getter(found, self, type(self))
+            getter(attribute, self, type(self))
         except AttributeError as error:
             raise DescriptorAttributeError(
                 f"{type(self).__name__}.{name} accesses an attribute that does not exist: {error}"
@@ -494,9 +494,9 @@ def merge_param(name: str, a: T | None, b: T | None) -> T:
         True
     """
     if (a is None) == (b is None):
-        found = "neither" if a is None else "both"
+        which = "neither" if a is None else "both"
         raise ValueError(
-            f"parameter {name!r} must be given either to the constructor or to the call: {found} was given "
+            f"parameter {name!r} must be given either to the constructor or to the call: {which} was given "
             f"({a!r} and {b!r})"
         )
     return a if b is None else b  # pyright: ignore[reportReturnType]

@@ -15,7 +15,7 @@ import jax
 from sonde._key_paths import key_of
 from sonde.nnx.states.filters import Filter
 from sonde.nnx.states.state import State, from_flat_state, to_flat_state
-from sonde.nnx.structure import split_merge as graphs
+from sonde.nnx.structure import split_merge
 from sonde.nnx.variable.array_references import load
 from sonde.nnx.variable.variable import Variable
 
@@ -70,12 +70,12 @@ def entries_of(node: Any, only: Filter = ..., rename: Rename | None = None) -> l
         TypeError: there is nothing to store.
         ValueError: two entries would have the same name.
     """
-    state = graphs.state(node)
+    state = split_merge.state(node)
     if not isinstance(state, State):
         raise TypeError(f"A checkpoint holds Modules, States, or pytrees of them; got a {type(node).__name__}.")
-    found = []
+    entries = []
     by_name: dict[Name, Entry] = {}
-    for path, leaf in to_flat_state(graphs.state(state, only)):
+    for path, leaf in to_flat_state(split_merge.state(state, only)):
         plain = tuple(map(str, path))
         entry = Entry(path, plain if rename is None else _renamed(plain, rename), leaf)
         if entry.name in by_name:
@@ -83,8 +83,8 @@ def entries_of(node: Any, only: Filter = ..., rename: Rename | None = None) -> l
                 f"rename gives {show(by_name[entry.name].path)} and {show(path)} the same name, {show(entry.name)}."
             )
         by_name[entry.name] = entry
-        found.append(entry)
-    return found
+        entries.append(entry)
+    return entries
 
 
 def _renamed(name: Name, rename: Rename) -> Name:

@@ -75,10 +75,10 @@ def _tree(path: str, checkpointer: Any) -> Any:
     if "://" not in path and not os.path.exists(os.path.join(path, "_METADATA")):
         raise FileNotFoundError(_not_a_checkpoint(Path(path)))
     with readable(path):
-        found = checkpointer.metadata(_absolute(path)).item_metadata
-        if found is None:  # orbax has logged the reason
+        metadata = checkpointer.metadata(_absolute(path)).item_metadata
+        if metadata is None:  # orbax has logged the reason
             raise ValueError("_METADATA, _sharding, manifest.ocdbt or a file in d/ is missing or incomplete")
-        return found.tree
+        return metadata.tree
 
 
 def _not_a_checkpoint(path: Path) -> str:
@@ -128,8 +128,8 @@ def fetch(path: str, wanted: Mapping[Name, Any]) -> dict[Name, Any]:
         args = jax.tree_util.tree_map_with_path(how, tree)
         request = ocp.args.PyTreeRestore(item=tree, restore_args=args, partial_restore=True)
         with readable(path):
-            found = checkpointer.restore(_absolute(path), args=request)
-    return {name: leaf for name, leaf in _leaves(found) if name in wanted}
+            restored = checkpointer.restore(_absolute(path), args=request)
+    return {name: leaf for name, leaf in _leaves(restored) if name in wanted}
 
 
 def _name(keys: Any) -> Name:

@@ -25,9 +25,9 @@ def sharding_of(wanted: Any) -> Sharding | None:
 
 def _generator(keys: Any) -> Any:
     """The random generator of keys. Found by tracing, because a ShapeDtypeStruct of keys does not say it."""
-    found: list[Any] = []
-    jax.eval_shape(lambda k: found.append(jax.random.key_impl(k)), keys)
-    return found[0]
+    generators: list[Any] = []
+    jax.eval_shape(lambda k: generators.append(jax.random.key_impl(k)), keys)
+    return generators[0]
 
 
 def like(value: Any, wanted: Any, *, path: str) -> Any:

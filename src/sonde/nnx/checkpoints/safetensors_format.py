@@ -93,15 +93,15 @@ def describe(path: str) -> dict[Name, jax.ShapeDtypeStruct]:
     Raises:
         ValueError: an array has a dtype that cannot be read.
     """
-    found = {}
+    entries = {}
     with _opened(path) as file:
         for name in file.keys():  # noqa: SIM118 - it is not a dict
             array = file.get_slice(name)
             if array.get_dtype() not in _DTYPES:
                 raise ValueError(f"{path} has {name} in the dtype {array.get_dtype()}, which cannot be read here.")
             dtype = jnp.dtype(_DTYPES[array.get_dtype()])
-            found[tuple(name.split("."))] = jax.ShapeDtypeStruct(tuple(array.get_shape()), dtype)
-    return found
+            entries[tuple(name.split("."))] = jax.ShapeDtypeStruct(tuple(array.get_shape()), dtype)
+    return entries
 
 
 def fetch(path: str, wanted: Mapping[Name, Any]) -> dict[Name, Any]:

@@ -15,7 +15,7 @@ from sonde.nnx.checkpoints.placement import like
 from sonde.nnx.states import traversals
 from sonde.nnx.states.filters import Filter
 from sonde.nnx.states.pure_dict import restore_int_paths
-from sonde.nnx.structure import split_merge as graphs
+from sonde.nnx.structure import split_merge
 from sonde.nnx.structure.update import update
 from sonde.nnx.variable.sharding import as_abstract
 
@@ -131,7 +131,7 @@ def restore(
             f"restore takes missing='error' or 'keep' and extra='error' or 'ignore'; got {missing!r}, {extra!r}."
         )
     path = os.fspath(path)
-    chosen = _entries(path, as_abstract(graphs.state(node)), only, rename)
+    chosen = _entries(path, as_abstract(split_merge.state(node)), only, rename)
     paths = {entry.path for entry in chosen}
     others = [entry for entry in _entries(path, node, ..., rename) if entry.path not in paths]
     format = _format(path)

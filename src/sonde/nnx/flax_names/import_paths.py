@@ -93,7 +93,7 @@ PATHS: dict[str, tuple[str, ...]] = {
         "variable.metadata",
         "variable.eager_sharding",
         "variable.defaults",
-        "variable.names",
+        "variable.type_names",
     ),
     "visualization": ("modules.rendering",),
     "wrappers": ("sonde.flax.bridge",),

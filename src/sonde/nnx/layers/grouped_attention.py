@@ -135,6 +135,6 @@ class GroupedAttention(Module):
         if x.ndim == 3:
             return map_(x).reshape(*x.shape[:2], heads, self.depth)
         kernel = map_.kernel[...].reshape(-1, heads, self.depth).astype(x.dtype)
-        found = jnp.einsum("blhf,fhd->blhd", x, kernel)
+        projected = jnp.einsum("blhf,fhd->blhd", x, kernel)
         bias = value_of(map_.bias)
-        return found if bias is None else found + bias.reshape(heads, self.depth).astype(x.dtype)
+        return projected if bias is None else projected + bias.reshape(heads, self.depth).astype(x.dtype)

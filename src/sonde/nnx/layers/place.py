@@ -47,8 +47,8 @@ def place_of(layer: Module, frame: FrameType | None) -> str:
     while frame is not None:
         for value in list(frame.f_locals.values()):
             if isinstance(value, Module) and value is not layer:
-                found = next((p for p, m in iter_modules(value, graph=True) if m is layer), ())
-                path = max(path, found, key=len)
+                layer_path = next((p for p, m in iter_modules(value, graph=True) if m is layer), ())
+                path = max(path, layer_path, key=len)
         frame = frame.f_back
     name = type(layer).__name__
     return f"{name} at {'/'.join(str(part) for part in path)}" if path else name

@@ -17,7 +17,7 @@ from sonde.nnx.layers.place import names_its_place
 from sonde.nnx.layers.recurrent_cells import RNNCellBase
 from sonde.nnx.modules.attribute_status import data
 from sonde.nnx.modules.module import Module
-from sonde.nnx.modules.sites import carry_all
+from sonde.nnx.modules.module_sites import carry_all
 from sonde.nnx.rng.key_tools import split_rngs
 from sonde.nnx.rng.rngs import Rngs, RngState, RngStream
 from sonde.nnx.states.filters import Filter, to_predicate
@@ -167,9 +167,9 @@ def scan_module(
     Returns:
         The last carry, the outputs, and all carries or None. The module's Variables hold their last values.
     """
-    found = walk(module, graph=True, verb="scan")
-    leaves = found.leaves
-    axes = [axis_of(path, leaf) for path, leaf in zip(found.paths, leaves)]
+    walked = walk(module, graph=True, verb="scan")
+    leaves = walked.leaves
+    axes = [axis_of(path, leaf) for path, leaf in zip(walked.paths, leaves)]
     sliced = [i for i, axis in enumerate(axes) if isinstance(axis, int)]
     kept = [i for i in range(len(leaves)) if not isinstance(axes[i], int)]
     values = [leaf._raw_value if isinstance(leaf, Variable) else leaf for leaf in leaves]
@@ -179,7 +179,7 @@ def scan_module(
             type(leaf)._make(value, leaf._metadata) if isinstance(leaf, Variable) else value
             for leaf, value in zip(leaves, values)
         ]
-        copy = carry_all(module, build(found.definition, fresh))
+        copy = carry_all(module, build(walked.definition, fresh))
         carry, output = copy(carry, step)
         return carry, output, [v._raw_value if isinstance(v, Variable) else v for v in fresh]
 

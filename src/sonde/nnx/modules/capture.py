@@ -32,7 +32,7 @@ from sonde.core import (
     unstarred,
 )
 from sonde.nnx.modules.module import Module
-from sonde.nnx.modules.sites import Sown, Types, noted
+from sonde.nnx.modules.module_sites import Sown, Types, noted
 from sonde.nnx.states.state import State, from_flat_state, to_flat_state
 from sonde.nnx.variable.kinds import Intermediate, Perturbation
 from sonde.nnx.variable.variable import Variable
@@ -168,10 +168,10 @@ def _root(fn: Any, args: Any, kwargs: Any) -> Module:
     for x in (*args, *kwargs.values()):
         if isinstance(x, Module):
             return x
-    name, given = getattr(fn, "__qualname__", fn), ", ".join(type(x).__name__ for x in args) or "no arguments"
+    name, argument_types = getattr(fn, "__qualname__", fn), ", ".join(type(x).__name__ for x in args) or "no arguments"
     raise TypeError(
         f"nnx.capture of {name!r} found no Module: pass the model as an argument, or capture the Module or "
-        f"a bound method of it; got {given}"
+        f"a bound method of it; got {argument_types}"
     )
 
 
@@ -283,7 +283,7 @@ def captures_of(module: Module) -> tuple[Variable[Any], ...] | None:
     There is one Variable for each type that is recorded or has initial values; it holds a dict from names to values.
     None if no `nnx.capture` runs, or the Module is not in its model.
     """
-    found: dict[type, dict[str, Any]] = {}
+    values_by_type: dict[type, dict[str, Any]] = {}
     root: Any = None
     for stack in reversed(call_stacks()):
         handler = stack.handler
@@ -293,25 +293,25 @@ def captures_of(module: Module) -> tuple[Variable[Any], ...] | None:
             so_far = rule.values
         else:
             continue
-        if found and stack.root is not root:
+        if values_by_type and stack.root is not root:
             continue
         place, root = stack.place_of(module), stack.root
         if not place.known:
             return None
         path = stack.absolute(place)
         for t, values in so_far.items():
-            mine = found.setdefault(t, {})
-            mine.update({name: value for (text, name), value in values.items() if text == path})
+            of_type = values_by_type.setdefault(t, {})
+            of_type.update({name: value for (text, name), value in values.items() if text == path})
         if isinstance(handler, _Recording):
             for tag, value in noted(stack, module):
-                mine = found.setdefault(tag.type, {})
+                of_type = values_by_type.setdefault(tag.type, {})
                 if tag.perturbs:
-                    mine.setdefault(tag.name, jax.tree.map(jax.numpy.zeros_like, value))
+                    of_type.setdefault(tag.name, jax.tree.map(jax.numpy.zeros_like, value))
                 else:
-                    mine[tag.name] = _reduced(mine.get(tag.name), tag, [value])
-            recorded = {t: found[t] for t in handler.types}
-            return tuple(t(values) for t, values in (recorded | found).items())
-    return tuple(t(values) for t, values in found.items()) or None
+                    of_type[tag.name] = _reduced(of_type.get(tag.name), tag, [value])
+            recorded = {t: values_by_type[t] for t in handler.types}
+            return tuple(t(values) for t, values in (recorded | values_by_type).items())
+    return tuple(t(values) for t, values in values_by_type.items()) or None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -338,7 +338,7 @@ def _collected(
     calls: list[Call], types: tuple[type, ...], given: Values, value_of: Callable[[Call, Sown], Any]
 ) -> Values:
     """What was recorded, by type, Module and name; in program order."""
-    found: Values = {t: {} for t in types}
+    values_by_type: Values = {t: {} for t in types}
     for call in calls:
         item = call.item
         tag: Any = item.site.tag  # a `Sown`: nothing else was recorded
@@ -346,14 +346,14 @@ def _collected(
             continue
         value = value_of(call, tag)
         key = _key(item.path, tag)
-        values = found[tag.type]
+        values = values_by_type[tag.type]
         before = values.get(key, given.get(tag.type, {}).get(key))
         if tag.perturbs and value_of is _perturbed_to_zeros:
             values[key] = value if before is None else before
         else:
             n_loops = sum(axis.is_loop for axis in item.view.axes)
             values[key] = _reduced(before, tag, _iterations(value, n_loops) if tag.reduce_fn else [value])
-    return found
+    return values_by_type
 
 
 def _reduced(before: Any, tag: Sown, values: Iterable[Any]) -> Any:

@@ -359,8 +359,8 @@ def _taken(layer: Callable[..., Any], n_positions: int, keywords: Mapping[str, A
     except (TypeError, ValueError):  # builtins have no signature
         return {}
     by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    given = {p.name for p in by_position[:n_positions] if p.kind is p.POSITIONAL_OR_KEYWORD}
+    positional_names = {p.name for p in by_position[:n_positions] if p.kind is p.POSITIONAL_OR_KEYWORD}
     if follows(0, 12, 12) and any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return {name: value for name, value in keywords.items() if name not in given}
-    accepted = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)} - given
+        return {name: value for name, value in keywords.items() if name not in positional_names}
+    accepted = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)} - positional_names
     return {name: value for name, value in keywords.items() if name in accepted}

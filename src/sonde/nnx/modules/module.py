@@ -14,11 +14,11 @@ import jax.numpy as jnp
 
 from sonde.core import SESSIONS
 from sonde.flax.flags import flag
-from sonde.nnx.modules import sites as module_sites
+from sonde.nnx.modules import module_sites
 from sonde.nnx.modules.pytree import Pytree, PytreeMeta
 from sonde.nnx.states.filters import Filter, PathParts, to_predicate
 from sonde.nnx.structure import iteration
-from sonde.nnx.variable import names as variable_names
+from sonde.nnx.variable import type_names
 from sonde.nnx.variable.kinds import Perturbation
 from sonde.nnx.variable.variable import Variable
 
@@ -156,12 +156,12 @@ class Module(Pytree, metaclass=ModuleMeta):
         """
         from sonde.nnx.modules.capture import captures_of
 
-        found = captures_of(self) if SESSIONS.threads else None
-        if found is None:
+        captures = captures_of(self) if SESSIONS.threads else None
+        if captures is None:
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute '__captures__': no nnx.capture is running"
             )
-        return found
+        return captures
 
     # ------------------------------------------------------------------------------------------- iteration
 
@@ -279,7 +279,7 @@ def _warn_of_method(name: str) -> None:
 
 def _variable_type(variable_type: type[Variable[Any]] | str) -> type[Variable[Any]]:
     if isinstance(variable_type, str):
-        return variable_names.variable_type_from_name(variable_type, allow_register=True)
+        return type_names.variable_type_from_name(variable_type, allow_register=True)
     return variable_type
 
 

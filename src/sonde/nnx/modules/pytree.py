@@ -238,8 +238,11 @@ class Pytree(_Slotted, metaclass=PytreeMeta):
         kind = kind_of(value)
         if new is None:
             new = is_data(value)
-        if not new and (kind != CONTAINER or value) and (found := has_data(value)):
-            raise static_holds_data(self, name, value, found, explicit=explicit is not None, was_static=status is False)
+        if not new and (kind != CONTAINER or value) and (data_inside := has_data(value)):
+            was_static = status is False
+            raise static_holds_data(
+                self, name, value, data_inside, explicit=explicit is not None, was_static=was_static
+            )
         return new
 
     def __delattr__(self, name: str) -> None:
@@ -392,8 +395,8 @@ def check_pytree(pytree: Any) -> None:
         return
     layout, _, values = pytree._structure()
     for name, value in zip(layout.static, values):
-        if found := has_data(value):
-            raise static_holds_data(pytree, name, value, found, explicit=False, was_static=False)
+        if data_inside := has_data(value):
+            raise static_holds_data(pytree, name, value, data_inside, explicit=False, was_static=False)
 
 
 # Layout, static values, and the origin for copies; all origins, and None, compare equal.

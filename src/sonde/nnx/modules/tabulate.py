@@ -136,14 +136,14 @@ def tabulate(
 def _rows(
     obj: Any, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], flops: bool, vjp_flops: bool
 ) -> list[CallInfo]:
-    found = walk(obj, graph=True, verb="tabulate")
-    originals = dict(found.nodes)
+    walked = walk(obj, graph=True, verb="tabulate")
+    originals = dict(walked.nodes)
     log: list[Any] = []
-    traced, rest = split_arrays((args, dict(kwargs)))
+    traced, static_part = split_arrays((args, dict(kwargs)))
 
     def run(values: list[Any], traced: list[Any]) -> Any:
-        args, kwargs = rest.whole(traced)
-        model = build(found.definition, _with_values(found.leaves, values))
+        args, kwargs = static_part.whole(traced)
+        model = build(walked.definition, _with_values(walked.leaves, values))
         for path, node in iteration.iter_nodes(model, graph=True, verb="tabulate"):
             if isinstance(node, Module) and not isinstance(node, RngStream):
                 attributes(node)[_PATH] = path
@@ -152,11 +152,11 @@ def _rows(
         return jax.tree.map(lambda x: x if hasattr(x, "shape") else None, out)
 
     if not callable(getattr(type(obj), method, None)):
-        return [CallInfo(path, type(node), ((), {}), ()) for path, node in reversed(found.nodes)]
+        return [CallInfo(path, type(node), ((), {}), ()) for path, node in reversed(walked.nodes)]
     token = _log.set(log)
     try:
         with _fresh_traces(object()):
-            jax.eval_shape(run, _values(found.leaves), traced)
+            jax.eval_shape(run, _values(walked.leaves), traced)
     finally:
         _log.reset(token)
     rows = []
@@ -190,14 +190,14 @@ def _with_values(leaves: list[Any], values: list[Any]) -> list[Any]:
 def _with_flops(row: CallInfo, node: Any, flops: bool, vjp_flops: bool) -> CallInfo:
     if node is None:
         return row
-    found = walk(node, graph=True, verb="tabulate")
-    values = _values(found.leaves)
+    walked = walk(node, graph=True, verb="tabulate")
+    values = _values(walked.leaves)
     is_float = [jax.dtypes.issubdtype(getattr(v, "dtype", int), jax.numpy.floating) for v in values]
-    inputs, rest = split_arrays(row.inputs, lambda x: isinstance(x, jax.ShapeDtypeStruct))
+    inputs, static_part = split_arrays(row.inputs, lambda x: isinstance(x, jax.ShapeDtypeStruct))
 
     def call(values: list[Any], inputs: list[Any]) -> Any:
-        args, kwargs = rest.whole(inputs)
-        model = build(found.definition, _with_values(found.leaves, values))
+        args, kwargs = static_part.whole(inputs)
+        model = build(walked.definition, _with_values(walked.leaves, values))
         out = getattr(model, row.method)(*args, **kwargs)
         return arrays_in(out)
 
@@ -205,8 +205,8 @@ def _with_flops(row: CallInfo, node: Any, flops: bool, vjp_flops: bool) -> CallI
         floats = [v for v, f in zip(values, is_float) if f]
 
         def of_floats(floats: list[Any]) -> Any:
-            given = iter(floats)
-            out = call([next(given) if f else v for v, f in zip(values, is_float)], inputs)
+            remaining_floats = iter(floats)
+            out = call([next(remaining_floats) if f else v for v, f in zip(values, is_float)], inputs)
             return [x for x in out if jax.dtypes.issubdtype(x.dtype, jax.numpy.floating)]
 
         out, back = jax.vjp(of_floats, floats)

@@ -144,7 +144,7 @@ def _documented_arguments(doc: str | None) -> dict[str, list[str]] | None:
         return {}
     start = next(i for i, line in enumerate(lines) if line.strip() == "Args:") + 1
     margin = len(lines[start - 1]) - len(lines[start - 1].lstrip())
-    found: dict[str, list[str]] = {}
+    lines_by_argument: dict[str, list[str]] = {}
     first = current = None
     for line in lines[start:]:
         indent = len(line) - len(line.lstrip())
@@ -156,7 +156,7 @@ def _documented_arguments(doc: str | None) -> dict[str, list[str]] | None:
         if indent == first and ":" in line:
             current, _, text = line.strip().partition(":")
             current = current.split("(")[0].strip()
-            found[current] = [f"    {text.strip()}"]
+            lines_by_argument[current] = [f"    {text.strip()}"]
         elif current is not None:
-            found[current].append(f"    {line.strip()}")
-    return found
+            lines_by_argument[current].append(f"    {line.strip()}")
+    return lines_by_argument

@@ -43,8 +43,8 @@ class SplitBackups(Iterable[Backup]):
 
 
 def _streams(node: AnyType, *, graph: bool | None, verb: str) -> list[tuple[tuple[AnyType, ...], RngStream]]:
-    found = iteration.iter_nodes(node, graph=graph, verb=verb)
-    return [(path, stream) for path, stream in found if isinstance(stream, RngStream)]
+    nodes = iteration.iter_nodes(node, graph=graph, verb=verb)
+    return [(path, stream) for path, stream in nodes if isinstance(stream, RngStream)]
 
 
 def restore_rngs(backups: Iterable[tuple[AnyType, ...]], /) -> None:

@@ -63,15 +63,15 @@ def replace_by_pure_dict(
     """
     replace = replace_fn or _replaced
     known = {tuple(map(str, path)): (path, leaf) for path, leaf in to_flat_state(state)}
-    found = []
+    replacements = []
     for path, value in traversals.flatten_mapping(pure_dict).items():
         if tuple(map(str, path)) not in known:
             raise ValueError(
                 f"the state has no leaf at {'/'.join(map(str, path))}, which pure_dict has. It has {len(known)} "
                 f"leaves, such as {', '.join('/'.join(p) for p in list(known)[:5])}."
             )
-        found.append((*known[tuple(map(str, path))], value))
-    for path, leaf, value in found:
+        replacements.append((*known[tuple(map(str, path))], value))
+    for path, leaf, value in replacements:
         node: Any = state
         for key in path[:-1]:
             node = node[key]

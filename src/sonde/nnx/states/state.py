@@ -318,10 +318,10 @@ def split_flat(flat: Iterable[tuple[PathParts, Any]], filters: Sequence[Filter])
     """
     *groups, rest = group_flat(flat, filters_to_predicates(filters))
     if len(rest):
-        found = ", ".join(f"{'/'.join(map(str, path))} ({type(leaf).__name__})" for path, leaf in rest[:10])
+        first_leaves = ", ".join(f"{'/'.join(map(str, path))} ({type(leaf).__name__})" for path, leaf in rest[:10])
         raise ValueError(
-            f"{len(rest)} leaves are matched by no filter: {found}{', ...' if len(rest) > 10 else ''}. Add a filter "
-            "for them, or `...` at the end to take whatever is left."
+            f"{len(rest)} leaves are matched by no filter: {first_leaves}{', ...' if len(rest) > 10 else ''}. Add a "
+            "filter for them, or `...` at the end to take whatever is left."
         )
     return tuple(groups)
 

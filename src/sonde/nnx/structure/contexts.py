@@ -18,7 +18,7 @@ from typing import Any
 from sonde._jax import trace_level
 from sonde.nnx.states.filters import Filter
 from sonde.nnx.states.state import merge_state, split_flat
-from sonde.nnx.structure import split_merge as graphs
+from sonde.nnx.structure import split_merge
 from sonde.nnx.structure.build import build, collect
 from sonde.nnx.structure.definitions import REFERENCE, unflatten_once
 from sonde.nnx.structure.graph_def import GraphDef
@@ -158,13 +158,14 @@ class SplitContext:
 
     def split(self, node: Any, *filters: Filter) -> Any:
         """As `nnx.split`; an object that was met before becomes a reference without leaves."""
-        found = walk(node, graph=True, verb="split", seen=self._seen)
-        self._met.append(found)  # numbers are kept by id, so the objects must stay alive
-        definition = found.definition
+        walked = walk(node, graph=True, verb="split", seen=self._seen)
+        self._met.append(walked)  # numbers are kept by id, so the objects must stay alive
+        definition = walked.definition
         if self._update is not None and self._update.inner is not None:
             definition = numbered_as(definition, self._seen, self._update.inner.numbers())
-        states = (graphs._nested(found),) if not filters else graphs.states_of(split_flat(found.flat(), filters))
-        return (GraphDef(definition), *states)
+        if not filters:
+            return GraphDef(definition), split_merge._nested(walked)
+        return GraphDef(definition), *split_merge.states_of(split_flat(walked.flat(), filters))
 
     def _close(self) -> None:
         if self._update is not None and self._update.inner is None:
@@ -233,8 +234,8 @@ def merge_context(ctxtag: Any = None, inner: bool | None = None) -> Iterator[Mer
 
 def objects_of(walks: Iterable[Walk], seen: Mapping[int, int]) -> IndexMap:
     """The nodes and Variables that walks met, by number."""
-    met = [x for found in walks for x in (*(node for _, node in found.nodes), *found.leaves)]
-    return IndexMap({seen[id(x)]: x for x in met if id(x) in seen})
+    objects = [x for walked in walks for x in (*(node for _, node in walked.nodes), *walked.leaves)]
+    return IndexMap({seen[id(x)]: x for x in objects if id(x) in seen})
 
 
 def numbered_as(definition: Any, seen: Mapping[int, int], numbers: Mapping[int, int]) -> Any:

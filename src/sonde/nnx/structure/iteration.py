@@ -28,9 +28,9 @@ def iter_graph(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Pat
         >>> [path for path, _ in nnx.iter_graph(nnx.Dict(w=nnx.Param(1.0), n=3))]
         [('n',), ('w',), ()]
     """
-    found: list[tuple[PathParts, Any]] = []
-    walk(node, graph=resolve(graph), verb="iter_graph", everything=found)
-    return iter(found)
+    pairs: list[tuple[PathParts, Any]] = []
+    walk(node, graph=resolve(graph), verb="iter_graph", everything=pairs)
+    return iter(pairs)
 
 
 def iter_nodes(node: Any, *, graph: bool | None, verb: str) -> Iterator[tuple[PathParts, Any]]:

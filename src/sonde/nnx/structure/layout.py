@@ -83,18 +83,18 @@ class Layout:
     def having(self, name: Any, status: bool) -> Layout:
         """The layout with one more name, or with the status of a name changed."""
         step = (name, status)
-        found = self._steps.get(step)
-        if found is None:
-            found = self._steps[step] = layout_of({**self.status, name: status})
-        return found
+        layout = self._steps.get(step)
+        if layout is None:
+            layout = self._steps[step] = layout_of({**self.status, name: status})
+        return layout
 
     def lacking(self, name: Any) -> Layout:
         """The layout without a name."""
         step = (name, None)
-        found = self._steps.get(step)
-        if found is None:
-            found = self._steps[step] = layout_of({k: v for k, v in self.status.items() if k != name})
-        return found
+        layout = self._steps.get(step)
+        if layout is None:
+            layout = self._steps[step] = layout_of({k: v for k, v in self.status.items() if k != name})
+        return layout
 
     def __reduce__(self) -> Any:
         return layout_of, (self.status,)
@@ -106,13 +106,13 @@ class Layout:
 def layout_of(status: Mapping[Any, bool]) -> Layout:
     """The one layout with this content."""
     key = frozenset(status.items())
-    found = _known.get(key)
-    if found is None:
+    layout = _known.get(key)
+    if layout is None:
         with _lock:
-            found = _known.get(key)
-            if found is None:
-                _known[key] = found = Layout(status)
-    return found
+            layout = _known.get(key)
+            if layout is None:
+                _known[key] = layout = Layout(status)
+    return layout
 
 
 EMPTY = layout_of({})

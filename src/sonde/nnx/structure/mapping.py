@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from sonde.nnx.modules.sites import carry_all
+from sonde.nnx.modules.module_sites import carry_all
 from sonde.nnx.states.filters import Filter, PathParts, to_predicate
 from sonde.nnx.structure.build import build
 from sonde.nnx.structure.definitions import show_path
@@ -33,9 +33,9 @@ def map(
         >>> nnx.map(lambda path, v: v * 2, nnx.Dict(w=nnx.Param(1.0))).w.get_value()
         2.0
     """
-    found = walk(node, graph=resolve(graph), verb="map")
-    leaves = [f(path, leaf) for path, leaf in found.flat()]
-    return carry_all(node, build(found.definition, leaves, recreate=recreate_variables))
+    walked = walk(node, graph=resolve(graph), verb="map")
+    leaves = [f(path, leaf) for path, leaf in walked.flat()]
+    return carry_all(node, build(walked.definition, leaves, recreate=recreate_variables))
 
 
 def recursive_map(f: Callable[[PathParts, Any], Any], node: Any, /, *, graph: bool | None = None) -> Any:
@@ -46,8 +46,8 @@ def recursive_map(f: Callable[[PathParts, Any], Any], node: Any, /, *, graph: bo
         node: a Module, any other node, or a pytree of them.
         graph: True allows shared references, False demands a tree. None: the current mode.
     """
-    found = walk(node, graph=resolve(graph), verb="recursive_map")
-    return carry_all(node, build(found.definition, found.leaves, finish=f))
+    walked = walk(node, graph=resolve(graph), verb="recursive_map")
+    return carry_all(node, build(walked.definition, walked.leaves, finish=f))
 
 
 def with_vars(
@@ -92,9 +92,9 @@ def with_vars(
             return leaf
         return leaf.replace(**entries) if any(leaf.get_metadata(k) != v for k, v in entries.items()) else leaf
 
-    found = walk(node, graph=True, verb="with_vars")
-    leaves = [changed(path, leaf) for path, leaf in zip(found.paths, found.leaves)]
-    return carry_all(node, build(found.definition, leaves))
+    walked = walk(node, graph=True, verb="with_vars")
+    leaves = [changed(path, leaf) for path, leaf in zip(walked.paths, walked.leaves)]
+    return carry_all(node, build(walked.definition, leaves))
 
 
 vars_as = with_vars

@@ -192,17 +192,17 @@ def from_tree(
 
 def _spread(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
     """The value of a prefix for every leaf; None is a value."""
-    found: list[Any] = []
+    values: list[Any] = []
 
     def below(value: Any, part: Any) -> None:
-        found.extend([value] * len(jax.tree.leaves(part, is_leaf=is_leaf)))
+        values.extend([value] * len(jax.tree.leaves(part, is_leaf=is_leaf)))
 
     jax.tree.map(below, prefix, tree, is_leaf=lambda p: p is None or hasattr(p, "map_prefix"))
-    return found
+    return values
 
 
 def _check_aliasing(found: Iterable[tuple[Any, Any]], prefixes: Iterable[Any]) -> None:
-    met: dict[int, tuple[Any, str]] = {}
+    first_prefixes: dict[int, tuple[Any, str]] = {}
     kept = []  # keeps the Variables alive while their ids are in use
     for (path, value), prefix in zip(found, prefixes):
         if not is_object(value):
@@ -214,7 +214,7 @@ def _check_aliasing(found: Iterable[tuple[Any, Any]], prefixes: Iterable[Any]) -
                 continue
             own = prefix.map_prefix(below, leaf) if hasattr(prefix, "map_prefix") else prefix
             name = jax.tree_util.keystr(path) + "".join(f".{key}" for key in below)
-            before, first = met.setdefault(id(leaf), (own, name))
+            before, first = first_prefixes.setdefault(id(leaf), (own, name))
             if before != own:
                 raise ValueError(
                     f"to_tree: the {type(leaf).__name__} at {first} is also at {name}, but the prefix has "

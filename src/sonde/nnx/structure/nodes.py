@@ -70,9 +70,9 @@ def nodes_of(definition: Any) -> list[Any]:
     if _is_tree(definition):
         kind = definition[1] if definition[0] in (NODE, CONTAINER, VARIABLE) else None
         return [TreeNodeDef(kind, tuple((path, i) for i, path in enumerate(_leaf_paths(definition, ()))))]
-    found: list[Any] = []
-    _gather(definition, found)
-    return found
+    tree_parts: list[Any] = []
+    _gather(definition, tree_parts)
+    return tree_parts
 
 
 def _is_tree(d: Any) -> bool:

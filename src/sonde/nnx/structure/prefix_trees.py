@@ -85,10 +85,10 @@ def prefix(
         if not is_object(value):
             return value_of(prefix, value)
         # one value per path of a shared Variable, so that different values for it are noticed
-        found = walk(value, graph=True, verb="prefix")
-        met = [(path, found.leaves[i]) for path, _, _, i in each_leaf(found.definition)]
-        values = [value_of((*prefix, *path), leaf) for path, leaf in met]
-        return TreeState(GraphDef(found.definition), tuple(path for path, _ in met), values)
+        walked = walk(value, graph=True, verb="prefix")
+        leaves_with_paths = [(path, walked.leaves[i]) for path, _, _, i in each_leaf(walked.definition)]
+        values = [value_of((*prefix, *path), leaf) for path, leaf in leaves_with_paths]
+        return TreeState(GraphDef(walked.definition), tuple(path for path, _ in leaves_with_paths), values)
 
     return jax.tree.map_with_path(convert, node, is_leaf=is_object)
 

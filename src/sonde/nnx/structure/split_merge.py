@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from sonde.nnx.modules.sites import carry_all, carry_below, origin_of
+from sonde.nnx.modules.module_sites import carry_all, carry_below, origin_of
 from sonde.nnx.states import traversals
 from sonde.nnx.states.filters import Filter
 from sonde.nnx.states.state import FlatState, State, merge_state, select_flat, split_flat
@@ -67,10 +67,10 @@ def split(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
         >>> nnx.merge(graphdef, params, rest).w is model.w
         True
     """
-    found = walk(node, graph=resolve(graph), verb="split")
+    walked = walk(node, graph=resolve(graph), verb="split")
     if not filters:
-        return GraphDef(found.definition, origin_of(node)), _nested(found)
-    return (GraphDef(found.definition, origin_of(node)), *states_of(split_flat(found.flat(), filters)))
+        return GraphDef(walked.definition, origin_of(node)), _nested(walked)
+    return (GraphDef(walked.definition, origin_of(node)), *states_of(split_flat(walked.flat(), filters)))
 
 
 def state(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
@@ -87,10 +87,10 @@ def state(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
         >>> list(nnx.state(model, nnx.BatchStat))
         ['mean']
     """
-    found = walk(node, graph=resolve(graph), verb="state")
+    walked = walk(node, graph=resolve(graph), verb="state")
     if not filters:
-        return _nested(found)
-    states = states_of(select_flat(found.flat(), filters))
+        return _nested(walked)
+    states = states_of(select_flat(walked.flat(), filters))
     return states[0] if len(states) == 1 else states
 
 
@@ -135,17 +135,17 @@ def flatten(
     from sonde.nnx.structure.contexts import numbered_as, objects_of
 
     seen: dict[int, int] = {} if ref_index is None else ref_index.numbers()
-    found = walk(node, graph=resolve(graph), verb="flatten", seen=seen)
+    walked = walk(node, graph=resolve(graph), verb="flatten", seen=seen)
     if ref_index is not None:
-        for index, obj in objects_of([found], seen).items():
+        for index, obj in objects_of([walked], seen).items():
             ref_index[obj] = index
-    definition = found.definition
+    definition = walked.definition
     if ref_outer_index is not None:
         definition = numbered_as(definition, seen, ref_outer_index.numbers())
     if with_paths:
-        flat = FlatState(found.flat(), sort=True)  # the fields of named tuples and dataclasses have another order
+        flat = FlatState(walked.flat(), sort=True)  # the fields of named tuples and dataclasses have another order
         return GraphDef(definition, origin_of(node)), flat
-    return GraphDef(definition, origin_of(node)), found.leaves
+    return GraphDef(definition, origin_of(node)), walked.leaves
 
 
 # -------------------------------------------------------------------------------------------- putting together
@@ -228,11 +228,12 @@ def merge(graphdef_or_graphstate: Any, /, *states: Any, copy: bool = False, recr
     elif len(states) == 1:
         one = states[0]
     else:
-        given = sum(len(traversals.flatten_mapping(s)) if isinstance(s, Mapping) else len(s) for s in states)
-        if given != graphdef.num_leaves:
+        n_given = sum(len(traversals.flatten_mapping(s)) if isinstance(s, Mapping) else len(s) for s in states)
+        if n_given != graphdef.num_leaves:
             collect(graphdef.definition, merge_state(*states))  # raises an error that names missing leaves, if any
             raise ValueError(
-                f"nnx.merge: the graphdef has {graphdef.num_leaves} leaves, but {given} were given, some of them twice."
+                f"nnx.merge: the graphdef has {graphdef.num_leaves} leaves, but {n_given} were given, some of "
+                "them twice."
             )
         one = merge_state(*states)
     return unflatten(graphdef, one, copy_variables=copy, recreate_variables=recreate_variables)
@@ -252,13 +253,13 @@ def clone(node: A, variables: bool = True, *, arrays: bool = False, graph: bool 
     """
     if arrays and not variables:
         raise ValueError("clone(arrays=True) copies Variables too; variables=False contradicts it.")
-    found = walk(node, graph=resolve(graph), verb="clone")
-    leaves = found.leaves
+    walked = walk(node, graph=resolve(graph), verb="clone")
+    leaves = walked.leaves
     if variables:
         leaves = copied(leaves)
     if arrays:
         leaves = jax.tree.map(_copied_array, leaves)
-    return carry_all(node, build(found.definition, leaves))
+    return carry_all(node, build(walked.definition, leaves))
 
 
 def _copied_array(x: Any) -> Any:

@@ -125,8 +125,8 @@ def set_metadata(node: Any, /, *, only: Filter = Variable, **metadata: Any) -> N
         only: which Variables.
         **metadata: the entries.
     """
-    found = walk(node, graph=True, verb="set_metadata")
-    (chosen,) = select_flat(found.flat(), (only,))
+    walked = walk(node, graph=True, verb="set_metadata")
+    (chosen,) = select_flat(walked.flat(), (only,))
     for variable in chosen.leaves:
         if isinstance(variable, Variable):
             variable.set_metadata(**metadata)

@@ -251,11 +251,11 @@ def _entries(definitions: Iterable[Any]) -> int:
 
 def paths_of(root: Any, target: Any) -> list[Path]:
     """Every path of `target` in `root`, for messages; `target` itself is searched once."""
-    found: list[Path] = []
+    paths: list[Path] = []
     entered: set[int] = set()
 
-    _look_for(target, root, (), found, entered)
-    return found
+    _look_for(target, root, (), paths, entered)
+    return paths
 
 
 def _look_for(target: Any, value: Any, path: Path, found: list[Path], entered: set[int]) -> None:

@@ -10,9 +10,9 @@ from sonde.nnx.modules.attribute_status import data
 from sonde.nnx.modules.pytree import Pytree
 from sonde.nnx.states.filters import Filter
 from sonde.nnx.states.state import to_flat_state
-from sonde.nnx.structure import mode as graph_mode
-from sonde.nnx.structure import split_merge as graphs
+from sonde.nnx.structure import split_merge
 from sonde.nnx.structure.build import build
+from sonde.nnx.structure.mode import resolve
 from sonde.nnx.structure.walk import walk
 from sonde.nnx.variable.variable import Variable
 
@@ -46,7 +46,7 @@ class EMA(Pytree):
         self.graph = graph
         self.decay = decay
         self.filter = only
-        self.params = data(graphs.clone(graphs.state(params, only, graph=graph)))
+        self.params = data(split_merge.clone(split_merge.state(params, only, graph=graph)))
 
     def update(self, updates: Any) -> None:
         """Moves the average towards new values.
@@ -57,7 +57,7 @@ class EMA(Pytree):
         Raises:
             ValueError: it lacks a Variable that is averaged.
         """
-        new = dict(to_flat_state(graphs.state(updates, self.filter, graph=self.graph)))
+        new = dict(to_flat_state(split_merge.state(updates, self.filter, graph=self.graph)))
         for path, average in to_flat_state(self.params):
             if path not in new:
                 raise ValueError(
@@ -79,7 +79,7 @@ class EMA(Pytree):
         Returns:
             The new model.
         """
-        found = walk(model, graph=graph_mode.resolve(self.graph), verb="EMA.apply_to")
+        walked = walk(model, graph=resolve(self.graph), verb="EMA.apply_to")
         averages = dict(to_flat_state(self.params))
-        leaves = [averages.get(path, leaf) for path, leaf in zip(found.paths, found.leaves)]
-        return build(found.definition, leaves)
+        leaves = [averages.get(path, leaf) for path, leaf in zip(walked.paths, walked.leaves)]
+        return build(walked.definition, leaves)

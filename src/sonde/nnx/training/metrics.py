@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from sonde._array_text import describe
 from sonde.nnx.modules.pytree import Pytree
 from sonde.nnx.states.filters import Filter
-from sonde.nnx.structure import split_merge as graph
+from sonde.nnx.structure import split_merge
 from sonde.nnx.variable.variable import Variable
 
 
@@ -50,7 +50,7 @@ class Metric(Pytree):
 
     def split(self, *filters: Filter) -> Any:
         """The same as `nnx.split(metric, *filters)`."""
-        return graph.split(self, *filters)
+        return split_merge.split(self, *filters)
 
 
 class _Sums(Metric):

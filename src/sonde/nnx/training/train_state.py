@@ -70,8 +70,8 @@ class TrainState(Generic[M]):
         Returns:
             An object that is called like the model, and has its methods; see `GraphDef.apply`.
         """
-        given = (getattr(self, s) if isinstance(s, str) else s for s in (state, *states))
-        return self.graphdef.apply(*given)
+        states_to_merge = (getattr(self, s) if isinstance(s, str) else s for s in (state, *states))
+        return self.graphdef.apply(*states_to_merge)
 
     def apply_gradients(self, grads: Any, **kwargs: Any) -> Self:
         """The train state after one optimizer step.

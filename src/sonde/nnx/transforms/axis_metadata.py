@@ -57,9 +57,9 @@ def with_axis_names(f: Callable[..., Any], in_axes: Any, out_axes: Any, names: M
 
     def axes_of(values: Any, prefix: Any, what: str) -> dict[int, tuple[Variable[Any], int]]:
         """The mapped Variables with their axes, by identity."""
-        found = walk_call(tuple(f"{what[:-5]}[{i}]" for i in range(len(values))), values, verb=verb, graph=graph)
-        axes = leaf_values(prefix, found.definition, found.leaves, verb=verb, what=what)
-        both = zip(found.leaves, axes)
+        walked = walk_call(tuple(f"{what[:-5]}[{i}]" for i in range(len(values))), values, verb=verb, graph=graph)
+        axes = leaf_values(prefix, walked.definition, walked.leaves, verb=verb, what=what)
+        both = zip(walked.leaves, axes)
         return {id(v): (v, axis) for v, axis in both if isinstance(v, Variable) and isinstance(axis, int)}
 
     @named_like(f)

@@ -28,13 +28,13 @@ class Recent(Generic[V]):
     def get(self, key: Hashable, make: Callable[[], V]) -> V:
         """The entry, made if it is missing."""
         with self._lock:
-            found = self._entries.get(key)
-            if found is not None:
+            entry = self._entries.get(key)
+            if entry is not None:
                 self._entries.move_to_end(key)
-                return found
+                return entry
         made = make()
         with self._lock:
-            found = self._entries.setdefault(key, made)
+            entry = self._entries.setdefault(key, made)
             if len(self._entries) > self._size:
                 self._entries.popitem(last=False)
-        return found
+        return entry

@@ -121,10 +121,10 @@ class CustomVjp:
             )
         args = positional(self._fun, args, kwargs)
         nondiff = as_indices(self._nondiff, len(args))
-        given = [_fixed_or_not(x, i in nondiff) for i, x in enumerate(args)]
+        arguments = [_fixed_or_not(x, i in nondiff) for i, x in enumerate(args)]
         if not self._mode.updates:
-            take("custom_vjp", Mode(False, False), given)  # cotangents have the form of the arguments: trees only
-        taken = take("custom_vjp", self._mode, given)
+            take("custom_vjp", Mode(False, False), arguments)  # cotangents have the form of the arguments: trees only
+        taken = take("custom_vjp", self._mode, arguments)
         return taken.settle(_Bound(self._fun, self._rules, taken, nondiff, self._partly).run())
 
 
@@ -174,8 +174,8 @@ class _Bound:
         out = self._fwd(*entered.args)
         if not (isinstance(out, (tuple, list)) and len(out) == 2):
             raise TypeError("nnx.custom_vjp: the forward rule must return a pair of output and residuals.")
-        found = walk(NamedValues(("residuals",), (out[1],)), graph=True, verb="custom_vjp", numbers=True)
-        residuals = ([raw(x) for x in found.leaves], _Kept(found.definition))
+        walked = walk(NamedValues(("residuals",), (out[1],)), graph=True, verb="custom_vjp", numbers=True)
+        residuals = ([raw(x) for x in walked.leaves], _Kept(walked.definition))
         left = entered.leave(out[0], always=self._always)
         return left, (residuals, diff, kept, left[1])
 
@@ -186,14 +186,14 @@ class _Bound:
         known = dict(entered.known)
         out = build(outcome.definition.definition, built[outcome.n_edited :], known=known).values[0]
         residuals = build(form.definition, leaves).values[0]
-        given = [entered.args[i] for i in self._nondiff]
+        nondiff_args = [entered.args[i] for i in self._nondiff]
         options: dict[str, Any] = {}
         g = out
         if self._updates:
             g = self._as_states(outcome, news, out, entered.known.values())
         elif "updates_g" in inspect.signature(self._bwd).parameters:
             options["updates_g"] = self._changes(outcome, news)
-        grads = self._bwd(*given, residuals, g, **options)
+        grads = self._bwd(*nondiff_args, residuals, g, **options)
         return self._cotangents(grads, diff), [None] * len(self._kept)
 
     def _as_states(self, outcome: Outcome, news: Sequence[Any], out: Any, came_in: Iterable[Any]) -> tuple[Any, Any]:
@@ -231,8 +231,10 @@ class _Bound:
             leaves = {paths[i][1:]: i for i in self._diff if paths[i][0] == names[argument]}
             if grad is None:
                 continue
-            found = walk(NamedValues(("grad",), (grad,)), graph=self._taken.mode.graph, verb="custom_vjp", numbers=True)
-            got = {path[1:]: raw(leaf) for path, leaf in found.flat()}
+            walked = walk(
+                NamedValues(("grad",), (grad,)), graph=self._taken.mode.graph, verb="custom_vjp", numbers=True
+            )
+            got = {path[1:]: raw(leaf) for path, leaf in walked.flat()}
             surplus = [path for path in got if path not in leaves]
             missing = [path for path in leaves if path not in got]
             if surplus or (missing and not self._updates):

@@ -158,9 +158,9 @@ def _differentiated(
         run = jax.value_and_grad(pure, has_aux=True, holomorphic=holomorphic, allow_int=allow_int)
         diff = [load(taken.values[i]) for i in chosen]
         (value, left), grads = run(diff, [taken.values[i] for i in others])
-        found = _gradients(taken, wanted, dict(zip(chosen, grads)))
+        gradients = _gradients(taken, wanted, dict(zip(chosen, grads)))
         aux = taken.settle(left)
-        result: Any = tuple(found) if several else found[0]
+        result: Any = tuple(gradients) if several else gradients[0]
         if verb == "grad":
             return (result, aux) if has_aux else result
         return ((value, aux) if has_aux else value), result
@@ -262,8 +262,8 @@ def _gradients(taken: Taken, wanted: list[_Wanted], grads: dict[int, Any]) -> li
 
 def as_state(value: Any, seen: set[int]) -> Any:
     """The gradients below an object, as a State; parts without a gradient, or met before, are left out."""
-    found = walk(value, graph=True, verb="grad", numbers=True)
-    flat = [(p, leaf) for p, leaf in found.flat() if raw(leaf) is not None and id(leaf) not in seen]
+    walked = walk(value, graph=True, verb="grad", numbers=True)
+    flat = [(p, leaf) for p, leaf in walked.flat() if raw(leaf) is not None and id(leaf) not in seen]
     seen.update(id(leaf) for _, leaf in flat)
     if isinstance(value, Variable) and flat:
         return value
@@ -313,13 +313,13 @@ def vjp(
     out, aux = taken.settle((([*diff, *rest],), outcome))
 
     def pull(cotangent: Any) -> tuple[Any, ...]:
-        given = walk(NamedValues(("out",), (cotangent,)), graph=how.graph, verb="vjp", numbers=True)
-        if len(given.leaves) != n_diff:
+        cotangent_walk = walk(NamedValues(("out",), (cotangent,)), graph=how.graph, verb="vjp", numbers=True)
+        if len(cotangent_walk.leaves) != n_diff:
             raise ValueError(
-                f"The cotangent given to the function that nnx.vjp returned has {len(given.leaves)} leaves, but the "
-                f"output of the function has {n_diff}. Pass a cotangent of the same form as the output."
+                f"The cotangent given to the function that nnx.vjp returned has {len(cotangent_walk.leaves)} leaves, "
+                f"but the output of the function has {n_diff}. Pass a cotangent of the same form as the output."
             )
-        return taken.rebuild(pull_flat([raw(x) for x in given.leaves]))
+        return taken.rebuild(pull_flat([raw(x) for x in cotangent_walk.leaves]))
 
     return (out, pull, aux) if has_aux else (out, pull)
 
@@ -373,15 +373,15 @@ def jvp(
         return decorate if f is MISSING else decorate(f)
     refuse_bound_method("jvp", f)
     taken = take("jvp", how, tuple(primals), label="primals")
-    given = take("jvp", how, tuple(tangents), label="tangents")
-    if len(given.values) != len(taken.values):
+    taken_tangents = take("jvp", how, tuple(tangents), label="tangents")
+    if len(taken_tangents.values) != len(taken.values):
         raise ValueError(
-            f"nnx.jvp was given primals with {len(taken.values)} leaves but tangents with {len(given.values)}; the "
-            f"tangents must have the form of the primals."
+            f"nnx.jvp was given primals with {len(taken.values)} leaves but tangents with "
+            f"{len(taken_tangents.values)}; the tangents must have the form of the primals."
         )
 
     pure = _split_output("jvp", f, taken, has_aux)
-    diff, tangent, ((rest,), outcome) = jax.jvp(pure, tuple(taken.values), tuple(given.values), has_aux=True)
+    diff, tangent, ((rest,), outcome) = jax.jvp(pure, tuple(taken.values), tuple(taken_tangents.values), has_aux=True)
     tangent_out, _ = taken.output((([*tangent, *rest],), outcome))
     out, aux = taken.settle((([*diff, *rest],), outcome))
     return (out, tangent_out, aux) if has_aux else (out, tangent_out)

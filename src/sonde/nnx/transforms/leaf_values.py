@@ -48,9 +48,9 @@ Numbering = Mapping[int, tuple[Any, int]]
 
 def numbering(definition: Any) -> Numbering:
     """By the index of an object: its definition, and the number of its first leaf."""
-    found: dict[int, tuple[Any, int]] = {}
-    _number(definition, 0, found)
-    return found
+    by_index: dict[int, tuple[Any, int]] = {}
+    _number(definition, 0, by_index)
+    return by_index
 
 
 def _number(d: Any, counter: int, found: dict[int, tuple[Any, int]]) -> int:
@@ -142,7 +142,7 @@ def _shown(keys: Sequence[Any]) -> str:
 
 def alternatives(prefix: Any) -> list[Any]:
     """The different values that occur in a prefix."""
-    found: list[Any] = []
+    values_seen: list[Any] = []
 
     def look(p: Any) -> None:
         if isinstance(p, ByFilter):
@@ -156,14 +156,14 @@ def alternatives(prefix: Any) -> list[Any]:
         elif _is_container(p):
             values = flatten_once(p)[1]
         else:
-            if not any(p is q or (type(p) is type(q) and p == q) for q in found):
-                found.append(p)
+            if not any(p is q or (type(p) is type(q) and p == q) for q in values_seen):
+                values_seen.append(p)
             return
         for value in values:
             look(value)
 
     look(prefix)
-    return found
+    return values_seen
 
 
 class Spread:

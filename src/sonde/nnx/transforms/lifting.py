@@ -33,7 +33,7 @@ import jax
 
 from sonde._jax import trace_level
 from sonde.core import capture_state
-from sonde.nnx.modules import sites as module_sites
+from sonde.nnx.modules import module_sites
 from sonde.nnx.structure.build import build
 from sonde.nnx.structure.definitions import REFERENCE, NamedValues, show_path, unflatten_once
 from sonde.nnx.structure.graph_def import GraphDef
@@ -105,9 +105,9 @@ class Structure:
             self._indices = ([], [])
             _gather_indices(self.definition, *self._indices)
         of_leaves, of_nodes = self._indices
-        found = {index: leaf for index, leaf in zip(of_leaves, leaves) if index is not None}
-        found.update(zip(of_nodes, nodes))
-        return found
+        objects_by_index = {index: leaf for index, leaf in zip(of_leaves, leaves) if index is not None}
+        objects_by_index.update(zip(of_nodes, nodes))
+        return objects_by_index
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Structure) and self.keywords == other.keywords and self.graphdef == other.graphdef
@@ -362,25 +362,25 @@ class Entered:
                 of_leaves.append(n)
                 lists[n].append(value)
 
-        found: Walk | None = None
+        walked: Walk | None = None
         edits = [edit for edit in edits if not (edit.leaves and edit.definition[2] in skip)]
         for edit in edits:
             put(edit.leaves, placement.of_edit(edit))
         definition = None
         if not beside:
-            found = walk(NamedValues((name,), (out,)), graph=self.mode.graph, verb=self.verb, numbers=True, seen=seen)
+            walked = walk(NamedValues((name,), (out,)), graph=self.mode.graph, verb=self.verb, numbers=True, seen=seen)
             if not self.mode.updates:
-                self.check_output(found)
+                self.check_output(walked)
             if self.verb in _NEW_LEVEL or not (self.mode.updates or self.verb == "eval_shape"):
-                self.check_captured(found)
-            put(found.leaves, placement.of_output(found))
-            definition = GraphDef(found.definition)
+                self.check_captured(walked)
+            put(walked.leaves, placement.of_output(walked))
+            definition = GraphDef(walked.definition)
         changed = () if output_only else self.changed()
         changed = tuple(sorted({*changed, *always}) if always else changed)
         of_changes = tuple(map(placement.of_change, changed))
         for i, n in zip(changed, of_changes):
             lists[n].append(load(raw(self.leaves[i])))
-        self._left = edits, found, changed, (*of_leaves, *of_changes)
+        self._left = edits, walked, changed, (*of_leaves, *of_changes)
         new = tuple(GraphDef(edit.definition) for edit in edits)
         metadata = self._new_metadata(changed)
         return lists, Outcome(definition, new, tuple(of_leaves), changed, of_changes, metadata, tuple(references))
@@ -461,8 +461,8 @@ def take(
     if kwargs:
         names += tuple(f"kwargs[{name!r}]" for name in keywords)
         args = (*args, *(kwargs[name] for name in keywords))
-    found = walk_call(names, args, verb=verb, graph=mode.graph)
-    return Taken(verb, mode, found, Structure(found, names, len(args) - len(keywords), keywords))
+    walked = walk_call(names, args, verb=verb, graph=mode.graph)
+    return Taken(verb, mode, walked, Structure(walked, names, len(args) - len(keywords), keywords))
 
 
 def enter(structure: Structure, values: Sequence[Any], *, verb: str, mode: Mode, originals: Any = None) -> Entered:

@@ -167,17 +167,17 @@ def returned(entered: Entered, out: Any, carried: Sequence[int], name: str) -> l
         TypeError: it has another form, with graph updates: in `fori_loop`, and in `scan` unless it is another object.
     """
     verb, mode = entered.verb, entered.mode
-    found = walk(NamedValues((name,), (out,)), graph=mode.graph, verb=verb, numbers=True)
+    walked = walk(NamedValues((name,), (out,)), graph=mode.graph, verb=verb, numbers=True)
     # the structure of what `scan` carries may change as long as its arrays do not; edits return it
-    difference = same_form(entered.structure, found, name, static=not (verb == "scan" and mode.updates))
+    difference = same_form(entered.structure, walked, name, static=not (verb == "scan" and mode.updates))
     if difference:
-        given = entered.args[entered.structure.names.index(name)]
-        changed = verb == "fori_loop" or (verb == "scan" and _objects(given) == _objects(out))
+        carry_before = entered.args[entered.structure.names.index(name)]
+        changed = verb == "fori_loop" or (verb == "scan" and _objects(carry_before) == _objects(out))
         raise (TypeError if changed and mode.updates else ValueError)(
             f"nnx.{verb}: the carry must keep its form, but the body returns another one: "
             f"{difference}. Static attributes, keys and classes may not change in a loop."
         )
-    for i, leaf in zip(carried, found.leaves):
+    for i, leaf in zip(carried, walked.leaves):
         before = entered.leaves[i]
         if isinstance(before, Variable) and leaf is not before:
             raise ValueError(
@@ -185,4 +185,4 @@ def returned(entered: Entered, out: Any, carried: Sequence[int], name: str) -> l
                 f"a different {type(before).__name__} at {show_path(entered.structure.paths[i])}. Change "
                 f"its value in place, `variable[...] = value`, and return the same Variable."
             )
-    return found.leaves
+    return walked.leaves

@@ -100,5 +100,5 @@ def as_indices(numbers: int | Sequence[int] | None, n: int) -> tuple[int, ...]:
     """Argument numbers as a sorted tuple; negative ones count from the end."""
     if numbers is None:
         return ()
-    given = (numbers,) if isinstance(numbers, int) else tuple(numbers)
-    return tuple(sorted({i + n if i < 0 else i for i in given}))
+    indices = (numbers,) if isinstance(numbers, int) else tuple(numbers)
+    return tuple(sorted({i + n if i < 0 else i for i in indices}))

@@ -147,8 +147,8 @@ def refuse_prefixes(verb: str, what: str, prefix: Any, mode: Mode) -> None:
     Raises:
         ValueError: it holds filters and graph updates are off, or nodes and they are on, or a Variable.
     """
-    found = [x for x in jax.tree.leaves(prefix, is_leaf=_is_special) if _is_special(x)]
-    for x in found:
+    special_leaves = [x for x in jax.tree.leaves(prefix, is_leaf=_is_special) if _is_special(x)]
+    for x in special_leaves:
         name = type(x).__name__
         if isinstance(x, (ByFilter, DiffState)) and not mode.updates:
             raise ValueError(

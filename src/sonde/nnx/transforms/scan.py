@@ -106,10 +106,11 @@ def _position_of_carry(axes: Any, what: str) -> int | None:
         return -1
     if not isinstance(axes, (tuple, list)):
         return None
-    found = [i for i, axis in enumerate(axes) if axis is Carry]
-    if len(found) > 1:
-        raise ValueError(f"nnx.scan: found multiple Carry definitions, at {what}[{found[0]}] and {what}[{found[1]}].")
-    return found[0] if found else None
+    carry_positions = [i for i, axis in enumerate(axes) if axis is Carry]
+    if len(carry_positions) > 1:
+        first, second = carry_positions[:2]
+        raise ValueError(f"nnx.scan: found multiple Carry definitions, at {what}[{first}] and {what}[{second}].")
+    return carry_positions[0] if carry_positions else None
 
 
 def _check_out_axes(out_axes: Any) -> None:

@@ -187,7 +187,7 @@ def pmap(
         structure = taken.structure  # keep only this: the rest belongs to the caller
         lists = _lists("pmap", taken, in_axes, out_axes)
         gone = {structure.names[i] for i in as_indices(donated, structure.n_args)}
-        given = [i for i, path in enumerate(structure.paths) if path[0] in gone]
+        donated_leaves = [i for i, path in enumerate(structure.paths) if path[0] in gone]
 
         def pure(*values: Any) -> Left:
             entered = enter(structure, values, verb="pmap", mode=how)
@@ -201,7 +201,7 @@ def pmap(
             devices=devices,
             backend=backend,
             axis_size=axis_size,
-            donate_argnums=tuple(given),
+            donate_argnums=tuple(donated_leaves),
         )
 
     @named_like(f)

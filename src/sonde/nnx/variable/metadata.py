@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from sonde.flax.release import follows
-from sonde.nnx.variable import defaults as variable_defaults
+from sonde.nnx.variable import defaults
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -137,7 +137,7 @@ def _plain(hijax: bool, ref: bool, eager_sharding: bool) -> Metadata:
 
 def shared(entries: Mapping[str, Any]) -> Metadata:
     """The Metadata with these entries; Variables without entries share one object."""
-    hijax, ref = variable_defaults.current()
+    hijax, ref = defaults.current()
     required = {
         "hijax": bool(entries.get("hijax", hijax)),
         "ref": bool(entries.get("ref", ref)),

@@ -180,15 +180,16 @@ class _Compiler:
         if not watched and (plan := self.memory.find(key, arguments.roots, ruled_out)) is not None:
             return plan, arguments, None, order
         names = tuple(arguments.names)
-        found = walk_call(names, arguments.roots, verb="jit", graph=self._options.mode.graph)
-        structure = Structure(found, names, len(names), ())
+        walked = walk_call(names, arguments.roots, verb="jit", graph=self._options.mode.graph)
+        structure = Structure(walked, names, len(names), ())
         program = self._programs.get(
-            (arguments.skeleton, structure, watched), lambda: Program(self._options, structure, arguments, found.leaves)
+            (arguments.skeleton, structure, watched),
+            lambda: Program(self._options, structure, arguments, walked.leaves),
         )
-        plan = Plan(found, program)
+        plan = Plan(walked, program)
         if not watched:
             self.memory.keep(key, arguments.roots, plan)
-        return plan, arguments, found.nodes if watched else None, order
+        return plan, arguments, walked.nodes if watched else None, order
 
     def _remember(self, plan: Plan, arguments: Arguments, n_args: int, keywords: list[str], order: list[int]) -> None:
         parts = arguments.skeleton[2]

@@ -78,8 +78,8 @@ class Plan:
         self._level = next(iter(levels.values())) if len(levels) == 1 else None
         # for outcomes that only give Variables new values, by identity: the outcome, and the cells of the Variables
         self._targets: dict[int, tuple[Outcome, list[Cell]]] = {}
-        met = sum(earlier.n_variables for earlier in self._earlier)
-        self._shared = bool(self._contents) or met > sum(x is not None for x in self._metadata)
+        n_variables = sum(earlier.n_variables for earlier in self._earlier)
+        self._shared = bool(self._contents) or n_variables > sum(x is not None for x in self._metadata)
 
     def matches(self) -> bool:
         """Whether the plan holds now; Variables that were replaced in the model are replaced in the plan first."""

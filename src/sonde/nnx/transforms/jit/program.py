@@ -107,8 +107,8 @@ class Program:
 
     def lists(self, leaves: Sequence[Any]) -> list[list[Any]]:
         """Sorts one value per leaf into the lists that `run` takes."""
-        given = [[leaves[i] for i in numbers] for numbers in (self.arrays, self.kept, self.donated)]
-        return [one for one in given if one] or [[]]
+        groups = [[leaves[i] for i in numbers] for numbers in (self.arrays, self.kept, self.donated)]
+        return [one for one in groups if one] or [[]]
 
     def _shardings(self, options: Options, arguments: Arguments, leaves: Any) -> tuple[Placement, dict[str, Any]]:
         """How results are put into lists, and the options for `jax.jit`."""
@@ -117,10 +117,10 @@ class Program:
         roots, plain = shardings_along(options.in_shardings, arguments.skeleton)
         prefixes = {"arguments": ("in_shardings", tuple(roots)), "output": ("out_shardings", options.out_shardings)}
         lists = Lists("jit", self.structure, leaves, **prefixes)
-        found: dict[str, Any] = {"out_shardings": (None, (tuple(lists.kinds), None))}
+        jit_options: dict[str, Any] = {"out_shardings": (None, (tuple(lists.kinds), None))}
         if options.in_shardings is not None:
-            found["in_shardings"] = (*self.lists(lists.in_values), *plain)
-        return lists, found
+            jit_options["in_shardings"] = (*self.lists(lists.in_values), *plain)
+        return lists, jit_options
 
     def _traced(
         self, options: Options, skeleton: Any, placement: Placement, always: tuple[int, ...]
