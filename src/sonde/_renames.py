@@ -118,7 +118,11 @@ def accepts_old_keywords(function: str) -> Callable[[Callable[P, R]], Callable[P
                     raise TypeError(f"{name}: {old}= is the old name of {new}=, and both are given")
                 warn_of(f"{name}({old}=...)", f"{name}({new}=...)")
                 kwargs[new] = kwargs.pop(old)
-            if seed_keyword in kwargs and not isinstance(kwargs[seed_keyword], bool | np.bool_):
+            if (
+                seed_keyword is not None
+                and seed_keyword in kwargs
+                and not isinstance(kwargs[seed_keyword], bool | np.bool_)
+            ):
                 _translate_seed(name, seed_keyword, kwargs)
             return f(*args, **kwargs)
 

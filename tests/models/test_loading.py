@@ -94,6 +94,13 @@ def test_no_pickle_is_opened(folder: Path) -> None:
         models.load(folder)
 
 
+def test_a_model_of_another_kind_is_refused(folder: Path) -> None:
+    assert type(models.load(folder, kind=models.Decoder)) is models.Decoder
+    assert type(models.load(folder, kind=nnx.Module)) is models.Decoder
+    with pytest.raises(ModelFileError, match=r"llama is a Decoder \(llama\), and kind= asks for Encoder"):
+        models.load(folder, kind=models.Encoder)
+
+
 def test_nothing_there() -> None:
     with pytest.raises(FileNotFoundError, match="nothing at '/nowhere/at/all'"):
         models.load("/nowhere/at/all")

@@ -121,7 +121,7 @@ class Dictionary(nnx.Module):
         """Whether decoder rows have length one while training. If not, the loss makes up for their lengths."""
         return self.activation in ("topk", "batchtopk", "jumprelu")
 
-    def pre_activations(self, x: Any) -> jax.Array:
+    def pre_activations(self, x: jax.Array) -> jax.Array:
         """The inputs of the activation."""
         x = jnp.asarray(x)
         if x.shape[-1:] != (self.d_in,):
@@ -132,7 +132,7 @@ class Dictionary(nnx.Module):
         # The gate reads the same directions as the size of a feature, with its own bias.
         return projected if self.activation == "gated" else projected + self.encoder_bias[...].astype(x.dtype)
 
-    def activate(self, before: Any) -> jax.Array:
+    def activate(self, before: jax.Array) -> jax.Array:
         """The features, from what `pre_activations` returned."""
         dtype = before.dtype
         if self.activation == "jumprelu":
@@ -148,24 +148,24 @@ class Dictionary(nnx.Module):
         values, indices = jax.lax.top_k(positive, self.k)
         return jnp.put_along_axis(jnp.zeros_like(positive), indices, values, axis=-1, inplace=False)
 
-    def gates(self, before: Any) -> jax.Array:
+    def gates(self, before: jax.Array) -> jax.Array:
         """For `"gated"`: what decides whether a feature is active, by being above zero."""
         return before + self.gate_bias[...].astype(before.dtype)
 
-    def encode(self, x: Any) -> jax.Array:
+    def encode(self, x: jax.Array) -> jax.Array:
         """The features of a value."""
         return sow(self.activate(self.pre_activations(x)), "features")
 
-    def decode(self, features: Any) -> jax.Array:
+    def decode(self, features: jax.Array) -> jax.Array:
         """The value that features represent; for a skip transcoder, without what skips them."""
         dtype = jnp.asarray(features).dtype
         return features @ self.decoder[...].astype(dtype) + self.decoder_bias[...].astype(dtype)
 
-    def skipped(self, x: Any) -> Any:
+    def skipped(self, x: jax.Array) -> Any:
         """What a skip transcoder adds to the output beside the features; 0 for all others."""
         return x @ self.skip[...].astype(x.dtype) if self.kind == "skip_transcoder" else 0
 
-    def __call__(self, x: Any) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:
         """The reconstruction of a value; for a transcoder, its prediction."""
         return self.decode(self.encode(x)) + self.skipped(jnp.asarray(x))
 
@@ -185,7 +185,7 @@ BANDWIDTH = 0.05  # the range around a threshold that contributes to its gradien
 
 
 @jax.custom_jvp
-def jumprelu(x: Any, threshold: Any) -> jax.Array:
+def jumprelu(x: jax.Array, threshold: jax.Array) -> jax.Array:
     """Positive numbers above a threshold, and zero elsewhere. Numbers near it give the threshold a gradient.
 
     They get the opposite one: if only the threshold moved, a larger weight on sparsity would soon change nothing more.
@@ -194,7 +194,7 @@ def jumprelu(x: Any, threshold: Any) -> jax.Array:
 
 
 @jumprelu.defjvp
-def _jumprelu_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+def _jumprelu_jvp(primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
     x, threshold = primals
     near = jnp.abs(x - threshold) < BANDWIDTH / 2
     slope = jnp.where(near, -threshold / BANDWIDTH, 0).astype(x.dtype)
@@ -203,13 +203,13 @@ def _jumprelu_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 
 @jax.custom_jvp
-def step(x: Any, threshold: Any) -> jax.Array:
+def step(x: jax.Array, threshold: jax.Array) -> jax.Array:
     """One above a threshold and zero elsewhere, to count active features; the threshold has a gradient."""
     return jnp.where(x > threshold, 1.0, 0.0).astype(x.dtype)
 
 
 @step.defjvp
-def _step_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+def _step_jvp(primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
     x, threshold = primals
     near = jnp.abs(x - threshold) < BANDWIDTH / 2
     return step(x, threshold), jnp.where(near, -1 / BANDWIDTH, 0).astype(x.dtype) * (tangents[1] - tangents[0])

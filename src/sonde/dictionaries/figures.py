@@ -62,7 +62,7 @@ def evaluate(dictionary: Dictionary, batches: Iterable[Any]) -> Figures:
 
 
 @jax.jit
-def _sums(dictionary: Dictionary, x: Any, y: Any) -> Any:
+def _sums(dictionary: Dictionary, x: jax.Array, y: jax.Array) -> Any:
     features = dictionary.activate(dictionary.pre_activations(x))
     middle = jnp.mean(y, 0)
     squared = jnp.sum((dictionary.decode(features) + dictionary.skipped(x) - y) ** 2)
@@ -77,7 +77,7 @@ def loss_recovered(
     batches: Iterable[Any],
     *,
     value: Any = 0.0,
-    inside: Any = None,
+    inside: object = None,
 ) -> float:
     """The fraction of the loss recovered with the dictionary: 1 is as good as the site, 0 as bad as ablating it.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from sonde import _jax
 from sonde.core import (
     STAR,
+    InsideRequest,
     Pattern,
     Row,
     RowsName,
@@ -33,10 +34,13 @@ from sonde.dictionaries.dictionary import Dictionary
 from sonde.errors import EditError
 from sonde.tools.intervention.patch_values import not_differentiated
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def splice(
-    f: Callable, dictionaries: Mapping[Any, Dictionary], *, keep_error: bool = False, inside: Any = None
-) -> Callable:
+    f: Callable[P, R], dictionaries: Mapping[Any, Dictionary], *, keep_error: bool = False, inside: object = None
+) -> Callable[P, R]:
     """`f` with values replaced by what dictionaries make of them.
 
     A capture of the result sees the features below the path of each site, as in `blocks/3/out/features`; `ablate`,
@@ -91,7 +95,7 @@ def splice(
     return wrapped_like(spliced, f)
 
 
-def _replaced(dictionary: Dictionary, read: Any, old: Any, keep_error: bool) -> Any:
+def _replaced(dictionary: Dictionary, read: jax.Array, old: jax.Array, keep_error: bool) -> Any:
     """What a dictionary makes of a value that it reads, in place of another."""
     # Not `dictionary(read)`: in a model, a module that is not part of it has a scope of its own.
     wide = read.astype(jnp.float32)
@@ -111,10 +115,10 @@ class _Transcoder(NamedTuple):
     dictionary: Dictionary
     keep_error: bool
 
-    def in_place(self, f: Callable, inside: Any) -> Callable:
+    def in_place(self, f: Callable, inside: InsideRequest | None) -> Callable:
         """`f` with what the transcoder predicts in place of the value that it replaces."""
 
-        def spliced(*args: Any, **kwargs: Any) -> Any:
+        def spliced(*args: P.args, **kwargs: P.kwargs) -> Any:
             outside = capture_state()
             met: set[str] = set()
             replaced: list[str] = []
@@ -145,7 +149,7 @@ class _Transcoder(NamedTuple):
 
         return spliced
 
-    def _written(self, read: Any, old: Any, where: Where, rows: list[Row]) -> Any:
+    def _written(self, read: jax.Array, old: jax.Array, where: Where, rows: list[Row]) -> Any:
         name = RowsName(where.path.rpartition("/")[2])
         if STAR in where.path.split("/"):
             name.rows = frozenset(rows)

@@ -45,7 +45,9 @@ class History:
     revived: int
 
 
-def objective(dictionary: Dictionary, x: Any, y: Any, sparsity: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+def objective(
+    dictionary: Dictionary, x: jax.Array, y: jax.Array, sparsity: jax.Array | float
+) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The loss for inputs `x` and targets `y`, and numbers that describe it."""
     before = dictionary.pre_activations(x)
     features = training_features(dictionary, before)
@@ -158,7 +160,9 @@ def train(
 
 
 @nnx.jit
-def _step(dictionary: Dictionary, optimizer: nnx.Optimizer, x: Any, y: Any, sparsity: Any) -> Any:
+def _step(
+    dictionary: Dictionary, optimizer: nnx.Optimizer, x: jax.Array, y: jax.Array, sparsity: jax.Array | float
+) -> Any:
     wrt = nnx.DiffState(0, nnx.Param)
     (loss, numbers), grads = nnx.value_and_grad(objective, argnums=wrt, has_aux=True)(dictionary, x, y, sparsity)
     if dictionary.has_unit_rows:
@@ -202,8 +206,8 @@ def _revive(
     dictionary: Dictionary,
     optimizer: nnx.Optimizer,
     dead: np.ndarray,
-    x: Any,
-    y: Any,
+    x: jax.Array,
+    y: jax.Array,
     squared: np.ndarray,
     rng: np.random.Generator,
 ) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from sonde import nnx
 from sonde.core import sow
@@ -28,11 +29,11 @@ class Block(nnx.Module):
         dtype: the dtype of the parameters.
     """
 
-    def __init__(self, config: Config, *, rngs: nnx.Rngs, dtype: Any):
+    def __init__(self, config: Config, *, rngs: nnx.Rngs, dtype: DTypeLike):
         self.style = config.style
         self.split_inputs = False
 
-        def norm(features: int = config.width, rngs: Any = rngs, kind: Any = None) -> nnx.Module:
+        def norm(features: int = config.width, rngs: nnx.Rngs = rngs, kind: Any = None) -> nnx.Module:
             return config.new_norm(features, rngs=rngs, kind=kind, param_dtype=dtype)
 
         self.norm1: Any = norm()

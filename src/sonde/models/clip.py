@@ -8,12 +8,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from sonde import nnx
 from sonde.core import sow
 from sonde.models.config import Config
 from sonde.models.encoder import Encoder
 from sonde.models.stack import Layers
+from sonde.models.tokens import Tokenizer
 from sonde.models.vision import Vision
 
 
@@ -69,8 +71,8 @@ class CLIP(nnx.Module):
         *,
         layers: Layers = "list",
         rngs: nnx.Rngs,
-        dtype: Any = jnp.float32,
-        tokenizer: Any = None,
+        dtype: DTypeLike = jnp.float32,
+        tokenizer: Tokenizer | None = None,
     ):
         self.config = config
         self.layers = layers

@@ -161,7 +161,7 @@ class Config:
         """The kind of a layer."""
         return self.kinds[self.kind_of[layer]]
 
-    def new_norm(self, features: int, *, rngs: Any, kind: Norm | None = None, **options: Any) -> nnx.Module:
+    def new_norm(self, features: int, *, rngs: nnx.Rngs, kind: Norm | None = None, **options: Any) -> nnx.Module:
         """A norm of this model."""
         made = {"rms": nnx.RMSNorm, "offset_rms": nnx.OffsetRMSNorm, "layer": nnx.LayerNorm}[kind or self.norm]
         return made(features, epsilon=self.epsilon, rngs=rngs, **options)

@@ -31,7 +31,7 @@ from sonde.core import Edit, capture_state, with_capture_state
 from sonde.models.decoder import Decoder
 from sonde.models.sampling import Sampling, choose
 from sonde.models.stack import KeyValueCache
-from sonde.models.tokens import pad
+from sonde.models.tokens import Tokenizer, pad
 
 Prompts = Any  # a text, texts, chats, or tokens
 Stream = bool | Callable[[list[str]], Any]
@@ -58,7 +58,7 @@ class Generated:
     lengths: jax.Array
     prompt: jax.Array
     padding: jax.Array
-    tokenizer: Any = None
+    tokenizer: Tokenizer | None = None
 
     @property
     def texts(self) -> list[str]:
@@ -78,6 +78,8 @@ class Generated:
     @property
     def pieces(self) -> list[list[str]]:
         """Every token of the prompts and the answers as a separate text, for labels of pictures."""
+        if self.tokenizer is None:
+            raise ValueError("pieces: the model has no tokenizer, so there are only `tokens`")
         whole = np.concatenate([np.asarray(self.prompt), np.asarray(self.tokens)], axis=1)
         ends = np.asarray(self.lengths) + self.prompt.shape[1]
         return [self.tokenizer.pieces(row[a:b]) for row, a, b in zip(whole, np.asarray(self.padding), ends)]
@@ -434,7 +436,7 @@ def _shower(model: Decoder, stream: Stream) -> Callable[[list[int], np.ndarray],
     return show
 
 
-def _text(tokenizer: Any, row: list[int]) -> Iterator[str]:
+def _text(tokenizer: Tokenizer, row: list[int]) -> Iterator[str]:
     """Yields the new text each time the row of tokens has grown; holds incomplete characters back."""
     shown = ""
     while True:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from sonde import _extras, nnx
 from sonde.errors import ModelFileError
 from sonde.models.architectures import Architecture, read_config
+from sonde.models.clip import TowersConfig
+from sonde.models.config import Config
 from sonde.models.files import Tensors
 from sonde.models.files.safetensors import read_folder
 from sonde.models.files.untrusted import read_json
@@ -19,14 +23,35 @@ from sonde.models.stack import Layers
 from sonde.models.tokens import Tokenizer
 from sonde.models.weights import abstract, fill, number_of_layers
 
+M = TypeVar("M", bound=nnx.Module)
 
+
+@overload
 def load(
     source: str | Path,
     *,
-    dtype: Any = None,
+    kind: type[M],
+    dtype: DTypeLike | None = None,
     mesh: Mesh | None = None,
     layers: Layers = "list",
-) -> Any:
+) -> M: ...
+@overload
+def load(
+    source: str | Path,
+    *,
+    kind: None = None,
+    dtype: DTypeLike | None = None,
+    mesh: Mesh | None = None,
+    layers: Layers = "list",
+) -> Any: ...
+def load(
+    source: str | Path,
+    *,
+    kind: type[nnx.Module] | None = None,
+    dtype: DTypeLike | None = None,
+    mesh: Mesh | None = None,
+    layers: Layers = "list",
+) -> nnx.Module:
     """Loads a model.
 
     Tensors are read one by one from the mapped file, straight to their devices. Either a whole model is
@@ -35,6 +60,7 @@ def load(
     Args:
         source: a folder with `config.json`, `.safetensors` files and, for texts, `tokenizer.json`; a `.gguf` file; or,
             if `huggingface_hub` is installed, the name of a repository, `"org/name"`.
+        kind: The class that the model must have, such as `models.Decoder`; type checkers then know it. Any, if None.
         dtype: the dtype of parameters and computations; None keeps the checkpoint's, or takes float32 if that
             is quantised.
         mesh: devices to spread the model over; None puts it on the default device.
@@ -45,8 +71,8 @@ def load(
         A `Decoder`, `Encoder`, `Vision` or `CLIP`, with its tokenizer as `model.tokenizer`.
 
     Raises:
-        ModelFileError: the architecture is not supported; tensors are missing, surplus or of the wrong shape; a file is
-            truncated.
+        ModelFileError: the model is not of this kind; the architecture is not supported; tensors are missing, surplus
+            or of the wrong shape; a file is truncated.
         FileNotFoundError: there is nothing at `source`.
 
     Example:
@@ -73,6 +99,9 @@ def load(
         architecture, config = read_config(raw)
     except ModelFileError as error:
         raise ModelFileError(f"{path}: {error}") from error
+    if kind is not None and not issubclass(architecture.module, kind):
+        name = architecture.module.__name__
+        raise ModelFileError(f"{path} is a {name} ({architecture.name}), and kind= asks for {kind.__name__}.")
     _check_layers(config, tensors, path)
     model = abstract(architecture, config, layers=layers, dtype=_dtype(dtype, tensors), tokenizer=tokenizer)
     fill(model, architecture, tensors, mesh=mesh, where=str(path))
@@ -80,10 +109,10 @@ def load(
 
 
 def from_config(
-    config: Any,
+    config: Mapping[str, Any],
     *,
     seed: int = 0,
-    dtype: Any = jnp.float32,
+    dtype: DTypeLike = jnp.float32,
     layers: Layers = "list",
     tokenizer: Tokenizer | None = None,
 ) -> Any:
@@ -110,10 +139,11 @@ def from_config(
         2
     """
     architecture, read = read_config(config)
-    return architecture.module(read, layers=layers, rngs=nnx.Rngs(seed), dtype=dtype, tokenizer=tokenizer)
+    build: Any = architecture.module
+    return build(read, layers=layers, rngs=nnx.Rngs(seed), dtype=dtype, tokenizer=tokenizer)
 
 
-def _check_layers(config: Any, tensors: Tensors, path: Path) -> None:
+def _check_layers(config: Config | TowersConfig, tensors: Tensors, path: Path) -> None:
     """Raises ModelFileError if the config describes more layers than there can be: each would take memory first."""
     layers = number_of_layers(config)
     if layers > len(tensors):
@@ -159,7 +189,7 @@ def _read_gguf(path: Path) -> tuple[dict[str, Any], Tensors, Tokenizer | None]:
     return gguf.read_file(path)
 
 
-def _dtype(asked: Any, tensors: Tensors) -> Any:
+def _dtype(asked: DTypeLike | None, tensors: Tensors) -> Any:
     """The dtype of the parameters: the requested one, or that of most numbers of the checkpoint."""
     if asked is not None:
         return jnp.dtype(asked)

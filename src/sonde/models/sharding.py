@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 # The axis to split, counted from the end, by the path of the parameter.
 _SPLIT: tuple[tuple[str, int], ...] = (
@@ -46,7 +47,7 @@ def sharding_of(path: str, shape: tuple[int, ...], mesh: Mesh | None) -> Any:
     return NamedSharding(mesh, PartitionSpec(*places))
 
 
-def place(view: np.ndarray, dtype: Any, sharding: Any) -> jax.Array:
+def place(view: np.ndarray, dtype: DTypeLike, sharding: Any) -> jax.Array:
     """Puts numbers on their devices; each device reads and converts only the part it needs.
 
     Args:

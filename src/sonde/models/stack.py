@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from sonde import nnx, ops
 from sonde.core import scope
@@ -51,7 +52,7 @@ class Visibility(NamedTuple):
     rotation: tuple[jax.Array, jax.Array] | None
 
 
-def new_blocks(config: Config, layers: Layers, *, rngs: nnx.Rngs, dtype: Any) -> Blocks:
+def new_blocks(config: Config, layers: Layers, *, rngs: nnx.Rngs, dtype: DTypeLike) -> Blocks:
     """The blocks of a model, with initial weights.
 
     Raises:
@@ -65,7 +66,7 @@ def new_blocks(config: Config, layers: Layers, *, rngs: nnx.Rngs, dtype: Any) ->
     return nnx.split_rngs(splits=config.layers)(make)(rngs)
 
 
-def new_cache(config: Config, layers: Layers, batch: int, slots: int, dtype: Any) -> KeyValueCache:
+def new_cache(config: Config, layers: Layers, batch: int, slots: int, dtype: DTypeLike) -> KeyValueCache:
     """An empty cache."""
     shape = (batch, slots, config.key_heads, config.depth)
     if layers == "scan":

@@ -9,11 +9,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from sonde import nnx
 from sonde.core import sow
 from sonde.models.config import Config, activation
 from sonde.models.stack import Layers, new_blocks
+from sonde.models.tokens import Tokenizer
 
 
 class Tower(nnx.Module):
@@ -35,8 +37,8 @@ class Tower(nnx.Module):
         *,
         layers: Layers = "list",
         rngs: nnx.Rngs,
-        dtype: Any = jnp.float32,
-        tokenizer: Any = None,
+        dtype: DTypeLike = jnp.float32,
+        tokenizer: Tokenizer | None = None,
     ):
         self.config = config
         self.layers: Layers = layers
@@ -85,7 +87,7 @@ class Tower(nnx.Module):
 class MaskedHead(nnx.Module):
     """The head that fills in masked tokens: a map, a nonlinearity, a norm, and a table, by default of embeddings."""
 
-    def __init__(self, config: Config, *, rngs: nnx.Rngs, param_dtype: Any):
+    def __init__(self, config: Config, *, rngs: nnx.Rngs, param_dtype: DTypeLike):
         options: dict[str, Any] = {"rngs": rngs, "param_dtype": param_dtype}
         width, count = config.width, config.vocabulary
         self.dense = nnx.Linear(width, width, **options)

@@ -9,14 +9,18 @@ from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from sonde import nnx
 from sonde.errors import ModelFileError
 from sonde.models.architectures import Architecture
 from sonde.models.clip import TowersConfig
+from sonde.models.config import Config
 from sonde.models.files import Tensor, Tensors
 from sonde.models.name_tables import TensorRow, expand
 from sonde.models.sharding import place, sharding_of
+from sonde.models.stack import Layers
+from sonde.models.tokens import Tokenizer
 
 _SHOWN = 8
 _OLD = {"gamma": "weight", "beta": "bias"}
@@ -35,7 +39,7 @@ class TensorSource:
         return self.row.split(self.tensor.read())[self.part]
 
 
-def number_of_layers(config: Any) -> int:
+def number_of_layers(config: Config | TowersConfig) -> int:
     """The number of layers that a table covers; for two towers, that of the taller one."""
     return max(config.image.layers, config.text.layers) if isinstance(config, TowersConfig) else config.layers
 
@@ -205,10 +209,18 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def abstract(architecture: Architecture, config: Any, *, layers: Any, dtype: Any, tokenizer: Any) -> Any:
+def abstract(
+    architecture: Architecture,
+    config: Config | TowersConfig,
+    *,
+    layers: Layers,
+    dtype: DTypeLike,
+    tokenizer: Tokenizer | None,
+) -> nnx.Module:
     """A model that has shapes only."""
 
-    def make() -> Any:
-        return architecture.module(config, layers=layers, rngs=nnx.Rngs(0), dtype=dtype, tokenizer=tokenizer)
+    def make() -> nnx.Module:
+        build: Any = architecture.module
+        return build(config, layers=layers, rngs=nnx.Rngs(0), dtype=dtype, tokenizer=tokenizer)
 
     return nnx.eval_shape(make)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec
 
 import jax
 import jax.numpy as jnp
@@ -22,22 +22,24 @@ from sonde.report.site_data import examined
 from sonde.tools.execution.record_values import on_host
 from sonde.tools.numerics.nonfinite import NonFinite, first_nonfinite
 from sonde.tools.numerics.summarize import Summary
-from sonde.tools.reading.token_labels import words
+from sonde.tools.reading.token_labels import Labels, TokenNames, words
+
+P = ParamSpec("P")
 
 Progress = Callable[[str, float], None]
 
 
 @accepts_old_keywords("sonde.report.examine")
 def examine(
-    f: Callable,
+    f: Callable[P, Any],
     *patterns: Pattern,
     grads: bool = False,
-    inside: Any = None,
+    inside: object = None,
     title: str | None = None,
-    tokens: Any = None,
-    tokenizer: Any = None,
+    tokens: Labels | None = None,
+    tokenizer: TokenNames | None = None,
     progress: Progress | None = None,
-) -> Callable[..., Report]:
+) -> Callable[P, Report]:
     """Makes a function that runs `f` once, examines the values at its sites, and returns a report.
 
     Statistics and pictures are made on the device; no whole activation leaves it.
@@ -78,7 +80,7 @@ def examine(
     read = () if tokens is None else tuple(words(tokens, tokenizer))
     say = progress or (lambda what, done: None)
 
-    def run(*args: Any, **kwargs: Any) -> Report:
+    def run(*args: P.args, **kwargs: P.kwargs) -> Report:
         say("running the program", 0.0)
         arguments = examined_arguments(f, args, kwargs, asked)
         # The program may put new arrays into its arguments; a search afterwards must start from the old ones.
@@ -95,7 +97,8 @@ def examine(
         origin = None
         if not is_finite or seen.error is not None or any(map(has_bad_values, sites)):
             say("looking for the operation that is to blame", 0.92)
-            origin = _origin(f, *jax.tree.unflatten(structure, leaves), asked)
+            old_args, old_kwargs = jax.tree.unflatten(structure, leaves)
+            origin = _origin(f, old_args, old_kwargs, asked)
         findings = find(sites, origin, arguments, failed=failed is not None, finite_result=is_finite)
         if failed is not None:
             findings = (failed.finding, *findings)
@@ -108,7 +111,7 @@ def examine(
 
 
 def _again(
-    f: Any, wanted: Any, args: Any, kwargs: Any, grads: bool, inside: Any, first: Watched
+    f: Any, wanted: Any, args: Any, kwargs: Any, grads: bool, inside: InsideRequest | None, first: Watched
 ) -> tuple[Watched, Failure]:
     """After a failure, runs again without compiling; returns the run that shows more."""
     assert first.error is not None

@@ -10,6 +10,7 @@ import numpy as np
 
 from sonde.report.plain_json import plain
 from sonde.tools.reading.heatmap import POSITION, Drawn
+from sonde.tools.reading.token_labels import TokenNames
 
 _MOST_CELLS = 40_000
 _MOST_POINTS = 2_000
@@ -72,7 +73,7 @@ class HeatMap(Panel):
     texts: Sequence[Sequence[str]] = ()
 
     @classmethod
-    def of(cls, result: Drawn, tokens: Sequence[str] = (), tokenizer: Any = None) -> HeatMap:
+    def of(cls, result: Drawn, tokens: Sequence[str] = (), tokenizer: TokenNames | None = None) -> HeatMap:
         """A heat map of what a tool returned, such as a `Sweep` or a `Lens`.
 
         Args:

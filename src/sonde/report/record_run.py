@@ -17,6 +17,7 @@ import jax
 from sonde import _jax
 from sonde.core import (
     Extra,
+    InsideRequest,
     Item,
     Pattern,
     Records,
@@ -164,7 +165,13 @@ class Watched:
 
 
 def watch(
-    f: Callable, patterns: tuple[Pattern, ...], args: Any, kwargs: Any, *, grads: bool, inside: Any = None
+    f: Callable,
+    patterns: tuple[Pattern, ...],
+    args: Any,
+    kwargs: Any,
+    *,
+    grads: bool,
+    inside: InsideRequest | None = None,
 ) -> Watched:
     """Runs `f` and keeps what was recorded, even if `f` fails.
 

@@ -27,7 +27,7 @@ from sonde.tools.numerics.array_statistics import EDGES
 from sonde.tools.numerics.families import families
 from sonde.tools.numerics.summarize import Summary
 from sonde.tools.reading.heatmap import Drawn
-from sonde.tools.reading.token_labels import words
+from sonde.tools.reading.token_labels import Labels, TokenNames, words
 
 PICTURE_BYTES = 1_500_000
 """How many bytes of pictures a page holds at most, before they are written as text."""
@@ -98,7 +98,7 @@ class Report:
         return tuple(dict.fromkeys(site.path for site in self.sites))
 
     @accepts_old_keywords("sonde.report.Report.add")
-    def add(self, panel: Panel | Drawn, *, tokens: Any = None, tokenizer: Any = None) -> Report:
+    def add(self, panel: Panel | Drawn, *, tokens: Labels | None = None, tokenizer: TokenNames | None = None) -> Report:
         """Adds a panel to the page; returns the report itself.
 
         Args:

@@ -8,7 +8,7 @@ more than its arrays; `Record` objects are made on demand.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -40,15 +40,15 @@ class Record:
         self._arrays: Sequence[Any] = arrays if isinstance(arrays, Cut) else tuple(arrays)
 
     @property
-    def values(self) -> tuple[Any, ...]:
-        """The values, one per call, in program order."""
+    def values(self) -> tuple[jax.Array, ...]:
+        """The values, one per call, in program order: arrays, or pytrees of arrays where such were marked."""
         return tuple(
             self._put_together(call, call.value, arrays) for call, arrays in self.calls() if call.value.view.is_value
         )
 
     @property
-    def value(self) -> Any:
-        """The value, if the site ran exactly once.
+    def value(self) -> jax.Array:
+        """The value, if the site ran exactly once: an array, or a pytree of arrays where one was marked.
 
         Raises:
             ValueError: The site ran more than once, or only its gradient was recorded.
@@ -56,7 +56,7 @@ class Record:
         return self._only(self.values, "values")
 
     @property
-    def grads(self) -> tuple[Any, ...]:
+    def grads(self) -> tuple[jax.Array | None, ...]:
         """The gradients, one for each of `values`; empty if no backward pass went through the site.
 
         Each has the structure of the value. Parts that the result does not depend on are zeros, as are integers. Parts
@@ -68,11 +68,11 @@ class Record:
         return self.gradients(1)
 
     @property
-    def grad(self) -> Any:
+    def grad(self) -> jax.Array:
         """The gradient, if the site ran exactly once. Raises ValueError otherwise."""
         return self._only(self.grads, "grads")
 
-    def gradients(self, order: int) -> tuple[Any, ...]:
+    def gradients(self, order: int) -> tuple[jax.Array | None, ...]:
         """The cotangents of the `order`-th differentiation that went through the site, 1 being the innermost.
 
         One for each of `values`, None where there is none; empty if there is none at all. Gradients of values that were
@@ -90,12 +90,12 @@ class Record:
         return tuple(found) if any(g is not None for g in found) else ()
 
     @property
-    def counts(self) -> tuple[Any, ...]:
+    def counts(self) -> tuple[jax.Array | None, ...]:
         """Per call, the number of iterations of the `while_loop` around the site; None where there is none."""
         return self._extras("count")
 
     @property
-    def taken(self) -> tuple[Any, ...]:
+    def taken(self) -> tuple[jax.Array | None, ...]:
         """Per call, whether the branch with the site was taken; None if the site is in no branch."""
         return self._extras("taken")
 
@@ -187,10 +187,12 @@ class Record:
             raise ValueError(f"record {self.path!r} has {len(found)} {what}, not one: use `.{what}`")
         return found[0]
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(f"'Record' object has no attribute {name!r}")
-        raise AttributeError(f"a Record has no {name!r}; ask for its array: record.value.{name}")
+    if not TYPE_CHECKING:  # a type checker would believe every name
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_"):
+                raise AttributeError(f"'Record' object has no attribute {name!r}")
+            raise AttributeError(f"a Record has no {name!r}; ask for its array: record.value.{name}")
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
         """For JAX."""
@@ -256,10 +258,12 @@ class Records(Mapping[str, Record]):
         self._rows: dict[str, Record] = {}
         self._reason = NOTHING_MARKED
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(f"'Records' object has no attribute {name!r}")
-        raise AttributeError(f"Records have no {name!r}; ask for a path: records[{name!r}]")
+    if not TYPE_CHECKING:  # a type checker would believe every name
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_"):
+                raise AttributeError(f"'Records' object has no attribute {name!r}")
+            raise AttributeError(f"Records have no {name!r}; ask for a path: records[{name!r}]")
 
     def because(self, reason: str) -> Records:
         """These records, which are empty, with the reason for that."""

@@ -81,7 +81,7 @@ class InsideRequest(Protocol):
         ...
 
 
-def inside_request(inside: Any) -> InsideRequest | None:
+def inside_request(inside: object) -> InsideRequest | None:
     """The request of an argument `inside=`; None if it is None.
 
     Raises:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
 import numpy as np
@@ -27,6 +27,7 @@ from sonde.core.verbs.uncalled import Uncalled, nothing_recorded
 
 P = ParamSpec("P")
 R = TypeVar("R")
+C = TypeVar("C", bound=Callable)
 
 
 def capture(
@@ -35,7 +36,7 @@ def capture(
     grads: bool = False,
     reduce: Reduce | None = None,
     last: int = 1,
-    inside: Any = None,
+    inside: object = None,
 ) -> Callable[P, tuple[R, Records]]:
     """A function that runs `f` and returns its result together with the values at its sites.
 
@@ -211,9 +212,9 @@ def check_callable(f: object, verb: str) -> None:
             )
 
 
-def wrapped_like(new: Callable, f: Any) -> Callable:
+def wrapped_like(new: C, f: object) -> C:
     """Gives a wrapper the name, documentation and signature of the callable it wraps."""
-    wrapper = functools.update_wrapper(new, f, assigned=(), updated=())
+    wrapper: Any = functools.update_wrapper(new, cast(Callable, f), assigned=(), updated=())
     for name in functools.WRAPPER_ASSIGNMENTS:
         with contextlib.suppress(AttributeError, TypeError):  # a callable object may have a name that is no string
             setattr(wrapper, name, getattr(f, name))

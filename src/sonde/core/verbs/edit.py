@@ -96,7 +96,9 @@ class Edit:
             object.__setattr__(self, name, tuple(map(int, _several(chosen))))
 
 
-def edit(f: Callable[P, R], edits: Mapping[str, Any] | Mapping[Pattern, Any], *, inside: Any = None) -> Callable[P, R]:
+def edit(
+    f: Callable[P, R], edits: Mapping[str, Any] | Mapping[Pattern, Any], *, inside: object = None
+) -> Callable[P, R]:
     """A function that runs `f` with the values at some sites replaced.
 
     Works in every transform and composes with `capture`, which sees the new values both inside and outside the edit.

@@ -40,7 +40,7 @@ class _Perturbed:
 _is_perturbed = _Perturbed()
 
 
-def zero_perturbations(f: Callable[P, R], *patterns: Pattern, inside: Any = None) -> Callable[P, dict[str, Any]]:
+def zero_perturbations(f: Callable[P, R], *patterns: Pattern, inside: object = None) -> Callable[P, dict[str, Any]]:
     """A function that returns zeros for every site that can be perturbed, without running `f`.
 
     Args:
@@ -77,7 +77,7 @@ def zero_perturbations(f: Callable[P, R], *patterns: Pattern, inside: Any = None
                 }
         return found
 
-    def zeros(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    def zeros(*args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
         return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes_of_call(shapes, f, args, kwargs, asked))
 
     return wrapped_like(zeros, f)
@@ -129,7 +129,7 @@ def _differentiable(tree: Any) -> Any:
     return jax.tree.map(lambda x: x if _is_inexact(x) else None, tree)
 
 
-def with_perturbations(f: Callable[P, R], *, inside: Any = None) -> Callable[Concatenate[Mapping[str, Any], P], R]:
+def with_perturbations(f: Callable[P, R], *, inside: object = None) -> Callable[Concatenate[Mapping[str, Any], P], R]:
     """A function that takes the arrays to add at sites, then the arguments of `f`.
 
     The gradient with respect to what is added is the gradient of the value at the site.
@@ -159,7 +159,7 @@ def with_perturbations(f: Callable[P, R], *, inside: Any = None) -> Callable[Con
     check_callable(f, "with_perturbations")
     asked = inside_request(inside)
 
-    def with_deltas(deltas: Mapping[str, Any], *args: Any, **kwargs: Any) -> R:
+    def with_deltas(deltas: Mapping[str, Any], *args: P.args, **kwargs: P.kwargs) -> R:
         rule = Deltas(deltas)
         result, handler = run_by_rule(f, rule, args, kwargs, ADDED, paths=deltas, counts_calls=False, inside=asked)
         for path in deltas:

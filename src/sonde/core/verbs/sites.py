@@ -137,7 +137,7 @@ def _type(x: jax.ShapeDtypeStruct) -> str:
     return indexed(x.dtype, [n if name is None else f"{n}@{name}" for n, name in zip(x.shape, laid_out)])
 
 
-def sites(f: Callable, *patterns: Pattern, grads: bool = False, inside: Any = None) -> Callable[..., Sites]:
+def sites(f: Callable, *patterns: Pattern, grads: bool = False, inside: object = None) -> Callable[..., Sites]:
     """A function that lists what `capture` would record, without running anything.
 
     Args:

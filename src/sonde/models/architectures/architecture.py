@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from sonde import nnx
 from sonde.models.name_tables import TensorRow
 
 Raw = Mapping[str, Any]
@@ -19,7 +20,7 @@ class Architecture:
     Attributes:
         name: the name of the architecture.
         classes: names of the classes of `transformers`, as in `architectures` of a `config.json`.
-        module: makes the model from its config.
+        module: the class of the model.
         read: reads the checkpoint's config; the second argument is the name of the class.
         rows: the table of names for a config.
         prefix: the prefix of all names but those of heads; some checkpoints leave it out.
@@ -28,7 +29,7 @@ class Architecture:
 
     name: str
     classes: tuple[str, ...]
-    module: Callable[..., Any]
+    module: type[nnx.Module]
     read: Callable[[Raw, str], Any]
     rows: Callable[[Any], list[TensorRow]]
     prefix: str = ""

@@ -21,7 +21,7 @@ import abc
 import copy as copy_module
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self, cast, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, dataclass_transform
 
 import jax
 
@@ -96,18 +96,21 @@ def dataclass(
 class PytreeMeta(abc.ABCMeta):
     """The metaclass of Pytrees: abstract methods work without `abc.ABC`, and new objects are checked."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Makes an object, and checks it after `__init__`.
+    # Hidden from type checkers, which would take its result, and not the signature of `__init__`, for all classes.
+    if not TYPE_CHECKING:
 
-        Raises:
-            ValueError: a plain list or dict among its static attributes was filled with data after it was assigned.
-        """
-        new = super().__call__(*args, **kwargs)
-        for value in attributes(new).values() if isinstance(new, _Slotted) else ():
-            if type(value) in (list, dict) and value:
-                check_pytree(new)
-                break
-        return new
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            """Makes an object, and checks it after `__init__`.
+
+            Raises:
+                ValueError: a plain list or dict among its static attributes was filled with data after it was assigned.
+            """
+            new = super().__call__(*args, **kwargs)
+            for value in attributes(new).values() if isinstance(new, _Slotted) else ():
+                if type(value) in (list, dict) and value:
+                    check_pytree(new)
+                    break
+            return new
 
 
 class _Slotted:

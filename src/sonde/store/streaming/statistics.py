@@ -167,7 +167,7 @@ def statistics(
     seed: int = 0,
     reduce: Callable[[Any], Any] | None = None,
     grads: bool = False,
-    inside: Any = None,
+    inside: object = None,
 ) -> DataStatistics:
     """Mean, variance, range and, if requested, covariance and quantiles of every unit over a data set.
 
@@ -226,7 +226,7 @@ class _Options:
     seed: int
     reduce: Any
     grads: bool
-    inside: Any
+    inside: object
 
     def sums(self, rest: StaticPart, arrays: list[Any], number: Any) -> dict[str, _Sums]:
         f, args = rest.whole(arrays)

@@ -31,7 +31,7 @@ def stream(
     row_axes: int = 1,
     dtype: Any = None,
     reduce: Callable[[Any], Any] | None = None,
-    inside: Any = None,
+    inside: object = None,
     keep: Callable[..., Any] | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yields minibatches of values at a program's sites while it runs, for training on more data than fits on a disk.

@@ -41,7 +41,7 @@ def harvest(
     dtype: Any = None,
     reduce: Callable[[Any], Any] | None = None,
     grads: bool = False,
-    inside: Any = None,
+    inside: object = None,
     keep: Callable[..., Any] | None = None,
     keys: Callable[..., Any] | None = None,
     memory: int = GIBIBYTE,

@@ -44,7 +44,7 @@ class ToStore:
     grads: bool = False
     keep: Callable[..., Any] | None = None
     keys: Callable[..., Any] | None = None
-    inside: Any = None
+    inside: object = None
     compiled: bool = True
 
 
@@ -101,7 +101,7 @@ class BatchProgram:
     def _outcome(self, rest: StaticPart, arrays: list[Any]) -> BatchOutcome:
         wanted = self.wanted
         f, args = rest.whole(arrays)
-        looked_into = {} if wanted.inside is None else {"inside": wanted.inside}
+        looked_into: dict[str, Any] = {} if wanted.inside is None else {"inside": wanted.inside}
         run = capture(f, *wanted.patterns, grads=wanted.grads, reduce=wanted.reduce, **looked_into)
         _, records = run(*args)
         mask = None if wanted.keep is None else _mask(wanted.keep(*args))

@@ -32,7 +32,7 @@ def repair(
     dtype: Any = None,
     reduce: Callable[[Any], Any] | None = None,
     grads: bool = False,
-    inside: Any = None,
+    inside: object = None,
     keep: Callable[..., Any] | None = None,
     keys: Callable[..., Any] | None = None,
     compiled: bool = True,

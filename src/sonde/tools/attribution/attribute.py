@@ -8,8 +8,8 @@ of removing a value. `"integrated"` averages the gradient along the straight lin
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ import numpy as np
 
 from sonde.core import (
     ByPath,
+    InsideRequest,
     JitByStaticPart,
     Pattern,
     Record,
@@ -32,6 +33,9 @@ from sonde.tools.attribution.site_gradients import number_and_gradients, number_
 from sonde.tools.execution.record_values import each_seen, with_values
 from sonde.tools.intervention.patch_values import values_to_place
 from sonde.tools.reading.heatmap import Drawn, Heat
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Method = Literal["gradient", "integrated"]
 
@@ -70,14 +74,14 @@ class Attribution(ByPath[tuple[Any, ...]], Drawn):
 
 
 def attribute(
-    f: Callable,
+    f: Callable[P, R],
     *patterns: Pattern,
-    metric: Callable[[Any], Any] | None = None,
+    metric: Callable[[R], Any] | None = None,
     method: Method = "gradient",
     baseline: Any = 0.0,
     steps: int = 32,
-    inside: Any = None,
-) -> Callable[..., Attribution]:
+    inside: object = None,
+) -> Callable[P, Attribution]:
     """A function that runs `f` and returns how much the values at its sites contribute to its result.
 
     Args:
@@ -123,7 +127,7 @@ def attribute(
     run = functools.partial(by, patterns, metric, baseline if other is None else None, steps, asked)
     compiled = JitByStaticPart(run)
 
-    def attributed(*args: Any, **kwargs: Any) -> Attribution:
+    def attributed(*args: P.args, **kwargs: P.kwargs) -> Attribution:
         call = f, args, kwargs, None if other is None else (other, kwargs)
         found, output = compiled(*static_and_arrays(call, asked))
         return Attribution({path: record.values for path, record in found.items()}, output)
@@ -132,7 +136,13 @@ def attribute(
 
 
 def _by_gradient(
-    patterns: tuple[Pattern, ...], metric: Any, baseline: Any, steps: int, inside: Any, rest: StaticPart, arrays: Any
+    patterns: tuple[Pattern, ...],
+    metric: Any,
+    baseline: Any,
+    steps: int,
+    inside: InsideRequest | None,
+    rest: StaticPart,
+    arrays: Sequence[jax.Array],
 ) -> Any:
     del steps
     output, records = number_and_gradients(patterns, metric, inside, lambda x: rest.whole(x)[:3], arrays)
@@ -146,7 +156,11 @@ def _by_gradient(
 
 
 def _base_values(
-    patterns: tuple[Pattern, ...], baseline: Any, inside: Any, rest: StaticPart, arrays: Any
+    patterns: tuple[Pattern, ...],
+    baseline: Any,
+    inside: InsideRequest | None,
+    rest: StaticPart,
+    arrays: Sequence[jax.Array],
 ) -> Callable[[Record], tuple[Any, ...]]:
     """What the values of a record are compared with: a number, or the values of another run."""
     f, _, _, other = rest.whole(arrays)
@@ -171,8 +185,8 @@ def _shapes(values: Any) -> list[tuple[int, ...]]:
     return [jnp.shape(x) for x in jax.tree.leaves(values)]
 
 
-def _times(value: Any, gradient: Any, base: Any) -> Any:
-    def product(x: Any, g: Any, b: Any) -> Any:
+def _times(value: Any, gradient: jax.Array | None, base: jax.Array) -> Any:
+    def product(x: jax.Array, g: jax.Array | None, b: jax.Array) -> Any:
         if not is_inexact(x):
             return jnp.zeros(jnp.shape(x)) if hasattr(x, "dtype") else x
         return jnp.zeros_like(x) if g is None else (x - jnp.asarray(b, x.dtype)) * g
@@ -183,13 +197,19 @@ def _times(value: Any, gradient: Any, base: Any) -> Any:
 
 
 def _integrated(
-    patterns: tuple[Pattern, ...], metric: Any, baseline: Any, steps: int, inside: Any, rest: StaticPart, arrays: Any
+    patterns: tuple[Pattern, ...],
+    metric: Any,
+    baseline: Any,
+    steps: int,
+    inside: InsideRequest | None,
+    rest: StaticPart,
+    arrays: Sequence[jax.Array],
 ) -> Any:
     f, args, kwargs, _ = rest.whole(arrays)
     result, records = values_to_place(f, *patterns, inside=inside)(*args, **kwargs)
     base = _base_values(patterns, baseline, inside, rest, arrays)
 
-    def number(changed: Callable[[Callable], Callable], touch: Any) -> Any:
+    def number(changed: Callable[[Callable], Callable], touch: jax.Array) -> Any:
         f, args, kwargs, _ = rest.whole([touched(x, touch) for x in arrays])
         return number_of(metric, changed(f)(*args, **kwargs))
 

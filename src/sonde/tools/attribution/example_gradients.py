@@ -81,5 +81,5 @@ def example_grad_norms(loss: Callable[[Any, Any], Any], *, chunk: int = 1) -> Ca
     return of_batch
 
 
-def _wide(x: Any) -> Any:
+def _wide(x: jax.Array) -> Any:
     return jnp.promote_types(x.dtype, jnp.float32)

@@ -21,7 +21,7 @@ from sonde.tools.intervention.patch_values import SELECTED, in_record
 Pair = tuple[Any, Any] | None  # an array and what it is compared with; None if it cannot be differentiated
 
 
-def is_inexact(x: Any) -> bool:
+def is_inexact(x: jax.Array) -> bool:
     """Whether something is an array that can be differentiated."""
     return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)
 
@@ -62,7 +62,7 @@ def mean_gradients(
         """The gradients of one row: of the whole value, if it is in no named loop."""
         mine = [[p and _cut(p, seen, row) for p in of_call] for seen, of_call in zip(calls, pairs)]
 
-        def of_new(new: Sequence[Sequence[Any]], touch: Any) -> Any:
+        def of_new(new: Sequence[Sequence[Any]], touch: jax.Array) -> Any:
             return number(lambda f: _with_values(f, calls, new, row, inside), touch)
 
         def add(total: Any, part: Any) -> tuple[Any, None]:
@@ -80,7 +80,7 @@ def mean_gradients(
     return [[g if g is None else _put_back(g, seen, rows) for g in of_call] for seen, of_call in zip(calls, found)]
 
 
-def _pairs(seen: Seen, base: Any) -> list[Pair]:
+def _pairs(seen: Seen, base: jax.Array) -> list[Pair]:
     leaves = zip(jax.tree.leaves(seen.value), jax.tree.leaves(base))
     return [(x, jnp.asarray(b, x.dtype)) if is_inexact(x) else None for x, b in leaves if hasattr(x, "dtype")]
 

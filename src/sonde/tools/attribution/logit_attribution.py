@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ParamSpec
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,8 @@ from sonde.core import ByPath, Pattern, check_callable, check_pattern, glob_matc
 from sonde.tools.execution.record_values import Seen
 from sonde.tools.execution.unbatched import seen_whole
 from sonde.tools.reading.heatmap import Drawn, Heat, by_last_axis
+
+P = ParamSpec("P")
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
@@ -71,15 +73,15 @@ class LogitAttribution(ByPath[jax.Array], Drawn):
 
 @accepts_old_keywords("sonde.tools.logit_attribution")
 def logit_attribution(
-    f: Callable,
+    f: Callable[P, Any],
     *components: Pattern,
     residual: str,
     readout: Callable[[Any], Any],
     metric: Callable[[Any], Any],
     position: int = -1,
     writes: Mapping[str, Any] | None = None,
-    inside: Any = None,
-) -> Callable[..., LogitAttribution]:
+    inside: object = None,
+) -> Callable[P, LogitAttribution]:
     """A function that runs `f` and returns what components contribute directly to a metric of the logits.
 
     Args:
@@ -124,8 +126,8 @@ def logit_attribution(
     asked = inside_request(inside)
     matrices = dict(writes or {})
 
-    def attributed(*args: Any, **kwargs: Any) -> LogitAttribution:
-        def at_position(x: Any) -> Any:
+    def attributed(*args: P.args, **kwargs: P.kwargs) -> LogitAttribution:
+        def at_position(x: jax.Array) -> Any:
             return x[:, position]
 
         every = list(seen_whole(f, (residual, *chosen), args, kwargs, reduce=at_position, inside=asked))
@@ -179,10 +181,10 @@ def _written(path: str, value: Any, matrices: Mapping[str, Any]) -> Any:
     return value
 
 
-def _shares(readout: Callable, metric: Callable, end: Any) -> Callable[[Any], Any]:
+def _shares(readout: Callable, metric: Callable, end: jax.Array) -> Callable[[Any], Any]:
     """A function of a part of the stream: its contribution, with the number that the norm divides by held constant."""
 
-    def number(x: Any) -> Any:
+    def number(x: jax.Array) -> Any:
         return metric(readout(x[:, None])[:, 0])
 
     output, gradient = jax.value_and_grad(number)(end)
@@ -190,7 +192,7 @@ def _shares(readout: Callable, metric: Callable, end: Any) -> Callable[[Any], An
     moved = jnp.abs(number(end + 0.5 * jnp.std(end)) - output)
     centered = moved <= 1e-3 * (jnp.abs(output) + jnp.linalg.norm(gradient) * jnp.linalg.norm(end))
 
-    def off_mean(x: Any) -> Any:
+    def off_mean(x: jax.Array) -> Any:
         return jnp.where(centered, x - jnp.mean(x, -1, keepdims=True), x)
 
     # Each example has its own scale, and its own part of the metric, which is linear.

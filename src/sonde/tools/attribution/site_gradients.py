@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from sonde import _jax
 from sonde._array_text import describe
 from sonde.core import (
     ADDED,
+    InsideRequest,
     JitByStaticPart,
     Pattern,
     Records,
@@ -28,10 +29,13 @@ from sonde.core import (
 )
 from sonde.tools.attribution.integrated_gradients import is_inexact
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def site_gradients(
-    f: Callable, *patterns: Pattern, metric: Callable[[Any], Any] | None = None, inside: Any = None
-) -> Callable[..., tuple[Any, Records]]:
+    f: Callable[P, R], *patterns: Pattern, metric: Callable[[R], Any] | None = None, inside: object = None
+) -> Callable[P, tuple[Any, Records]]:
     """A function that runs `f` and returns a number with its gradient at every site.
 
     Nothing has to be differentiated by hand, and nothing before a site has to be differentiable: a model of tokens has
@@ -65,20 +69,22 @@ def site_gradients(
     capture(f, *patterns, inside=asked)  # for its checks
     compiled = JitByStaticPart(functools.partial(_run, patterns, metric, asked))
 
-    def with_gradients(*args: Any, **kwargs: Any) -> tuple[Any, Records]:
+    def with_gradients(*args: P.args, **kwargs: P.kwargs) -> tuple[Any, Records]:
         return compiled(*static_and_arrays((f, args, kwargs), asked))
 
     return wrapped_like(with_gradients, f)
 
 
-def _run(patterns: tuple[Pattern, ...], metric: Any, inside: Any, rest: StaticPart, arrays: Sequence[Any]) -> Any:
+def _run(
+    patterns: tuple[Pattern, ...], metric: Any, inside: InsideRequest | None, rest: StaticPart, arrays: Sequence[Any]
+) -> Any:
     return number_and_gradients(patterns, metric, inside, rest.whole, arrays)
 
 
 def number_and_gradients(
     patterns: Sequence[Pattern],
     metric: Callable | None,
-    inside: Any,
+    inside: InsideRequest | None,
     call: Callable[[list[Any]], Any],
     arrays: Sequence[Any],
     changed: Callable[[Callable], Callable] | None = None,
@@ -94,7 +100,7 @@ def number_and_gradients(
         changed: Makes the program one with other values at its sites.
     """
 
-    def number(touch: Any) -> Any:
+    def number(touch: jax.Array) -> Any:
         # Whatever a value is computed from, it now depends on what is differentiated.
         def rule(values: Sequence[Any], where: Where) -> Supplied | None:
             if where.site.in_place:
@@ -118,7 +124,7 @@ def number_of(metric: Callable | None, result: Any) -> Any:
     return number
 
 
-def touched(x: Any, zero: Any) -> Any:
+def touched(x: jax.Array, zero: jax.Array) -> Any:
     """The same number, made to depend on a zero that is differentiated.
 
     A value that `Module.sow` marks in place can only be replaced there if it is part of the differentiated program.

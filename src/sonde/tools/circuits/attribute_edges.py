@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, overload, runtime_checkable
+from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, overload, runtime_checkable
 
 import jax
 import numpy as np
@@ -20,6 +20,8 @@ from sonde.tools.circuits.edge_runs import Asked
 from sonde.tools.circuits.edge_scores import METHODS, Method, Scores, scores
 from sonde.tools.circuits.pruning import Curve, Pruned, Search
 from sonde.tools.reading.heatmap import Drawn, Heat
+
+P = ParamSpec("P")
 
 
 class Edge(NamedTuple):
@@ -211,14 +213,16 @@ class KnowsItsCircuit(Protocol):
         ...
 
 
-class EdgeAttribution:
+class EdgeAttribution(Generic[P]):
     """What `attribute_edges` returns: a function with the arguments of the program that returns `Edges`."""
 
-    def __init__(self, f: Callable, asked: Asked, baseline: Any, method: Method, steps: int, inputs: Any) -> None:
+    def __init__(
+        self, f: Callable[P, Any], asked: Asked, baseline: Any, method: Method, steps: int, inputs: Any
+    ) -> None:
         self._f, self._asked, self._baseline = f, asked, baseline
         self._compiled = JitByStaticPart(functools.partial(scores, asked, method, steps, inputs))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Edges:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Edges:
         """The edges for these arguments."""
         return self._edges([(self._f, args, kwargs, _other_run(self._baseline))])
 
@@ -253,7 +257,7 @@ class EdgeAttribution:
 
 
 def attribute_edges(
-    f: Callable,
+    f: Callable[P, Any],
     senders: Pattern | Sequence[Pattern] | None = None,
     receivers: Pattern | Sequence[Pattern] | None = None,
     *,
@@ -263,8 +267,8 @@ def attribute_edges(
     method: Method = "gradient",
     steps: int = 5,
     inputs: Pattern | Sequence[Pattern] | None = None,
-    inside: Any = None,
-) -> EdgeAttribution:
+    inside: object = None,
+) -> EdgeAttribution[P]:
     """A function that runs `f` and scores the edges from senders to receivers.
 
     Args:
@@ -338,5 +342,5 @@ def _other_run(baseline: Any) -> tuple[Any, ...] | float:
     return float(baseline) if isinstance(baseline, (int, float)) else _several_arguments(baseline)
 
 
-def _several_arguments(x: Any) -> tuple[Any, ...]:
+def _several_arguments(x: jax.Array) -> tuple[Any, ...]:
     return x if isinstance(x, tuple) else (x,)

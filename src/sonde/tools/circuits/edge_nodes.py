@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core import Handler, Pattern, Records, Site, View, arrays_in, run_with, starred
+from sonde.core import Handler, InsideRequest, Pattern, Records, Site, View, arrays_in, run_with, starred
 from sonde.errors import CaptureError
 from sonde.tools.circuits.terms import Sums, Term, marked, sums_in
 from sonde.tools.execution.record_values import Seen, chooses, each_seen
@@ -98,7 +98,7 @@ def graph_of(
     sending: Sequence[Pattern],
     receiving: Sequence[Pattern],
     split: Mapping[Pattern, int],
-    inside: Any,
+    inside: InsideRequest | None,
 ) -> Graph:
     """The nodes and edges of a program. It is traced, not run.
 

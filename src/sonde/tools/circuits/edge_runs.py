@@ -23,6 +23,7 @@ import numpy as np
 
 from sonde.core import (
     ADDED,
+    InsideRequest,
     Pattern,
     Records,
     Rule,
@@ -58,7 +59,7 @@ class Asked:
     receiving: tuple[Pattern, ...]
     split: Mapping[Pattern, int]
     metric: Callable[[Any], Any] | None
-    inside: Any
+    inside: InsideRequest | None
 
 
 class Program:

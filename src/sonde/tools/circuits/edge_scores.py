@@ -47,7 +47,7 @@ class Scores:
 
 
 def scores(
-    asked: Asked, method: Method, steps: int, inputs: Sequence[Pattern], rest: StaticPart, arrays: Any
+    asked: Asked, method: Method, steps: int, inputs: Sequence[Pattern], rest: StaticPart, arrays: Sequence[jax.Array]
 ) -> Scores:
     """The scores of a traced call: a program, its arguments and keyword arguments, the arguments of the other run."""
     program = Program(asked, rest, arrays)

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from sonde import _jax
@@ -63,7 +64,7 @@ class Sums:
     joined: dict[Term, set[Term]] = dataclasses.field(default_factory=dict)
 
 
-def marked(x: Any, label: str) -> Any:
+def marked(x: jax.Array, label: str) -> Any:
     """The same value, with a mark that `sums_in` finds in the traced program."""
     return checkpoint_name(x, _PREFIX + label)
 

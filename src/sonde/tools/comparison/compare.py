@@ -167,7 +167,7 @@ def compare(
     norm: float | None = None,
     match_paths: Mapping[str, str] | str | Path | None = None,
     grads: bool | None = None,
-    inside: Any = None,
+    inside: object = None,
 ) -> Callable[..., Comparison]:
     """A function that runs `f` and `g` with the same arguments and returns where they differ.
 

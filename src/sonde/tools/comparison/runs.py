@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from sonde.core import InsideRequest, Pattern, Recording, Records, arrays_in, expand, make_records, run_with
 from sonde.port.rounding import rounded_otherwise
@@ -148,7 +149,7 @@ def results_of(result: Any, path: str = RESULT, *, gradient: bool = False) -> tu
     )
 
 
-def _as_numbers(x: Any) -> Any:
+def _as_numbers(x: ArrayLike) -> Any:
     is_key = jax.dtypes.issubdtype(getattr(x, "dtype", None) or np.float32, jax.dtypes.prng_key)
     return jax.random.key_data(x) if is_key else x
 

@@ -32,7 +32,7 @@ def to_host(tree: Any) -> Any:
     Arrays that several processes share are gathered, so every process must make this call.
     """
 
-    def whole(x: Any) -> Any:
+    def whole(x: jax.Array) -> Any:
         if not isinstance(x, jax.Array) or x.is_fully_addressable:
             return x
         if x.is_fully_replicated:

@@ -12,7 +12,19 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from sonde.core import Axis, Extra, Pattern, Recording, Reduce, Site, View, attach_records, make_records, run_with
+from sonde.core import (
+    Axis,
+    Extra,
+    InsideRequest,
+    Pattern,
+    Recording,
+    Reduce,
+    Site,
+    View,
+    attach_records,
+    make_records,
+    run_with,
+)
 from sonde.tools.execution.record_values import Seen, each_seen
 
 
@@ -31,7 +43,7 @@ class _Unmapped(Recording):
 
 
 def seen_whole(
-    f: Callable, patterns: tuple[Pattern, ...], args: Any, kwargs: Any, *, reduce: Reduce, inside: Any
+    f: Callable, patterns: tuple[Pattern, ...], args: Any, kwargs: Any, *, reduce: Reduce, inside: InsideRequest | None
 ) -> Iterator[tuple[Seen, bool]]:
     """What a call of `f` has at its sites, which are arrays. Its result is discarded.
 

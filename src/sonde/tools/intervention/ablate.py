@@ -5,18 +5,23 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
 
 from sonde._renames import accepts_old_keywords
 from sonde.core import Edit, Pattern, Record, check_callable, edit, glob_matches, no_such_site
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 @accepts_old_keywords("sonde.tools.ablate")
 def ablate(
-    f: Callable,
+    f: Callable[P, R],
     *patterns: Pattern,
     value: float | Literal["mean"] | Any | Mapping[str, Any] = 0.0,
     units: int | Sequence[int] | None = None,
@@ -27,8 +32,8 @@ def ablate(
     position_axis: int = -2,
     iterations: Any = None,
     calls: int | Sequence[int] | None = None,
-    inside: Any = None,
-) -> Callable:
+    inside: object = None,
+) -> Callable[P, R]:
     """`f` with the values at some sites replaced by zeros, means or other values.
 
     Args:
@@ -137,7 +142,7 @@ class _FromData:
     def __init__(self, path: str, units: tuple[int, ...]) -> None:
         self.path, self.units = path, units
 
-    def check(self, x: Any, axis: int) -> None:
+    def check(self, x: jax.Array, axis: int) -> None:
         """Raises ValueError if the statistics do not tell the units along an axis of a value apart."""
         if x.ndim - axis > len(self.units):
             raise ValueError(
@@ -146,7 +151,7 @@ class _FromData:
                 f"them with statistics(..., row_axes={axis})"
             )
 
-    def like(self, x: Any) -> Any:
+    def like(self, x: jax.Array) -> Any:
         """An array for a value."""
         raise NotImplementedError
 
@@ -154,11 +159,11 @@ class _FromData:
 class _Mean(_FromData):
     """Means in place of values."""
 
-    def __init__(self, path: str, mean: Any) -> None:
+    def __init__(self, path: str, mean: ArrayLike) -> None:
         super().__init__(path, jnp.shape(mean))
         self._mean = mean
 
-    def like(self, x: Any) -> Any:
+    def like(self, x: jax.Array) -> Any:
         """The mean, broadcast to the shape of a value."""
         return _broadcast(self._mean, x)
 
@@ -166,13 +171,13 @@ class _Mean(_FromData):
 class _Drawn(_FromData):
     """Samples in place of values."""
 
-    def __init__(self, path: str, samples: Any, seed: int) -> None:
+    def __init__(self, path: str, samples: jax.Array | np.ndarray | None, seed: int) -> None:
         if samples is None or not len(samples):
             raise ValueError(f"ablate: the statistics of {path!r} have no samples: make them with samples=n")
         super().__init__(path, samples.shape[1:])
         self._samples, self._seed = samples, seed
 
-    def like(self, x: Any) -> Any:
+    def like(self, x: jax.Array) -> Any:
         """A sample for every position of a value."""
         units = self.units
         lead = x.shape[: x.ndim - len(units)]
@@ -215,7 +220,7 @@ def _rule(to: Any, units: tuple[int, ...] | None, axis: int) -> Callable[[Any], 
     return lambda value: jax.tree.map(without, value)
 
 
-def _broadcast(to: Any, x: Any) -> Any:
+def _broadcast(to: Any, x: jax.Array) -> Any:
     new = jnp.asarray(to, x.dtype)
     try:
         return jnp.broadcast_to(new, x.shape)
@@ -225,7 +230,7 @@ def _broadcast(to: Any, x: Any) -> Any:
         ) from None
 
 
-def _checked_axis(x: Any, axis: int, units: tuple[int, ...] | None) -> int | None:
+def _checked_axis(x: jax.Array, axis: int, units: tuple[int, ...] | None) -> int | None:
     if units is None and not x.ndim:
         return None
     if not -x.ndim <= axis < x.ndim:

@@ -17,6 +17,7 @@ import numpy as np
 
 from sonde._renames import accepts_inputs_first
 from sonde.core import (
+    InsideRequest,
     JitByStaticPart,
     Pattern,
     StaticPart,
@@ -101,7 +102,7 @@ def patch_paths(
     metric: Callable[[R], Any],
     frozen: Pattern | Sequence[Pattern] | None = None,
     axis: int | Sequence[int] | None = None,
-    inside: Any = None,
+    inside: object = None,
 ) -> Callable[[Any, Any], Paths]:
     """A function that runs `f` for every sender and receiver with only the path between them clean.
 
@@ -159,7 +160,7 @@ class _Run:
     frozen: tuple[Pattern, ...]
     metric: Callable
     axes: Axes
-    inside: Any
+    inside: InsideRequest | None
 
     def __call__(self, rest: StaticPart, arrays: list[Any]) -> Any:
         f, clean, _ = rest.whole(arrays)
@@ -177,7 +178,7 @@ class _Run:
         _, records = values_to_place(f, *self.receivers, inside=self.inside)(*corrupt)
         receivers = [_target(seen, ()) for seen in each_seen(records, stacked=True)]
 
-        def scores(point: Any) -> Any:
+        def scores(point: jax.Array) -> Any:
             changed = self._read(point, senders, held, rest, arrays)
             targets = [dataclasses.replace(t, seen=seen) for t, seen in zip(receivers, changed)]
             n = sum(target.points for target in targets)
@@ -194,7 +195,9 @@ class _Run:
                             found[(order[path], order[name]), (path, name)] = score
         return found, self._number(result), self._number(before)
 
-    def _read(self, point: Any, senders: list[Target], held: list[Target], rest: StaticPart, arrays: Any) -> list[Seen]:
+    def _read(
+        self, point: jax.Array, senders: list[Target], held: list[Target], rest: StaticPart, arrays: Sequence[jax.Array]
+    ) -> list[Seen]:
         """The inputs of the receivers when one sender is clean and everything else is held constant."""
         still = {(target.seen.path, target.seen.call): target.seen for target in held}
         clean_at = PointRule(senders, point)
@@ -217,7 +220,9 @@ class _Run:
         _, records = capture(changed, *self.receivers, inside=self.inside)(*corrupt)
         return list(each_seen(records, stacked=True))
 
-    def _measured(self, point: Any, receivers: list[Target], rest: StaticPart, arrays: Any) -> Any:
+    def _measured(
+        self, point: jax.Array, receivers: list[Target], rest: StaticPart, arrays: Sequence[jax.Array]
+    ) -> Any:
         f, _, corrupt = rest.whole(arrays)
         return self._number(PointRule(receivers, point).applied_to(f, self.inside)(*corrupt))
 
@@ -234,7 +239,7 @@ def _target(seen: Seen, axes: Axes) -> Target:
     return Target.of(seen, axes)
 
 
-def _parts(targets: Sequence[Target], table: Any) -> list[tuple[Target, Any]]:
+def _parts(targets: Sequence[Target], table: jax.Array) -> list[tuple[Target, Any]]:
     """The targets, each with its part of an array whose first axis is the points of all."""
     ends = np.cumsum([target.points for target in targets])
     return [(t, table[end - t.points : end]) for t, end in zip(targets, ends)]

@@ -26,6 +26,7 @@ from jax.typing import ArrayLike
 from sonde._array_text import describe
 from sonde._renames import accepts_inputs_first
 from sonde.core import (
+    InsideRequest,
     JitByStaticPart,
     Pattern,
     StaticPart,
@@ -67,7 +68,7 @@ def patch_sweep(
     axis: int | Sequence[int] | None = -2,
     directions: ArrayLike | None = None,
     chunk: int | None = None,
-    inside: Any = None,
+    inside: object = None,
 ) -> Callable[[Any, Any], Sweep]:
     """A function that runs `f` on the corrupt input once for every position of every site, with the clean value there.
 
@@ -151,7 +152,7 @@ def _checked_directions(directions: Any) -> Any:
 
 
 def _sweep(
-    patterns: tuple[Pattern, ...], metric: Callable, axes: Axes, device: _Device, inside: Any = None
+    patterns: tuple[Pattern, ...], metric: Callable, axes: Axes, device: _Device, inside: InsideRequest | None = None
 ) -> JitByStaticPart:
     """The compiled sweep."""
 
@@ -166,7 +167,7 @@ def _sweep(
         result, records = values_to_place(f, *patterns, inside=inside)(*clean)
         targets = [Target.of(seen, axes, directions) for seen in each_seen(records, stacked=True)]
 
-        def run(group: Sequence[Target], point: Any) -> Any:
+        def run(group: Sequence[Target], point: jax.Array) -> Any:
             # A copy for every run: changes that one run makes to a model must not reach the next.
             f, _, corrupt, _ = rest.whole(arrays)
             return measured(PointRule(group, point).applied_to(f, inside)(*corrupt))

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from sonde.core import Edit, Pattern, check_callable, edit
 from sonde.errors import EditError
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def steer(
-    f: Callable,
+    f: Callable[P, R],
     directions: Mapping[str, Any] | Mapping[Pattern, Any],
     *,
-    scale: Any = 1.0,
+    scale: ArrayLike = 1.0,
     positions: int | Sequence[int] | None = None,
     position_axis: int = -2,
     iterations: Any = None,
     calls: int | Sequence[int] | None = None,
-    inside: Any = None,
-) -> Callable:
+    inside: object = None,
+) -> Callable[P, R]:
     """`f` with a direction added to the values at some sites.
 
     Args:
@@ -58,8 +62,8 @@ def steer(
             f"steer takes a mapping from patterns to directions, got {directions!r} of type {type(directions).__name__}"
         )
 
-    def towards(pattern: Pattern, direction: Any) -> Callable[[Any], Any]:
-        def pushed(x: Any, d: Any) -> Any:
+    def towards(pattern: Pattern, direction: ArrayLike) -> Callable[[Any], Any]:
+        def pushed(x: jax.Array, d: jax.Array) -> Any:
             try:
                 fits = jnp.broadcast_shapes(jnp.shape(x), jnp.shape(d)) == jnp.shape(x)
             except ValueError:

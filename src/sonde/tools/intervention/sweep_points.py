@@ -118,7 +118,7 @@ class Target:
         """How a point is put in place."""
         return SELECTED if self.directions is None else SELECTED_ALONG
 
-    def supplied(self, arrays: Sequence[Any], where: Where, point: Any) -> Supplied:
+    def supplied(self, arrays: Sequence[Any], where: Where, point: jax.Array) -> Supplied:
         """The clean value, and at which elements the point is; nowhere if the point belongs to another site.
 
         Args:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import types
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from jax.sharding import AxisType, PartitionSpec
 from sonde import _jax
 from sonde.core import arrays_in
 from sonde.tools.numerics.exponents import Exponents, HostRows, float_type
+
+Array = jax.Array | np.ndarray
 
 _MOST = 20
 _POWERS = 2.0 ** np.arange(-_MOST, _MOST + 1)
@@ -98,7 +101,7 @@ class Statistics:
         return self.lost[name] if name in self.lost else getattr(self, name)
 
 
-def moments(array: Any, names: Collection[str] = NAMES, *, often: bool = False) -> dict[str, Any]:
+def moments(array: Array, names: Collection[str] = NAMES, *, often: bool = False) -> dict[str, Any]:
     """The numbers from which `described` computes statistics of an array; used as, or in, a `reduce` function.
 
     Args:
@@ -177,7 +180,7 @@ def _of_row(row: np.ndarray, exponents: Exponents, shape: tuple[int, ...], names
     return found
 
 
-def _carefully(x: Any, names: Collection[str], lead: int = 0, xp: Any = jnp) -> dict[str, Any]:
+def _carefully(x: Array, names: Collection[str], lead: int = 0, xp: types.ModuleType = jnp) -> dict[str, Any]:
     """The moments of an array with NaNs, infinities, very large or very small numbers."""
     ok = xp.isfinite(x)
     # Squares of large and of small numbers leave the range of the dtype: then everything is scaled by a power of two,
@@ -192,15 +195,20 @@ def _carefully(x: Any, names: Collection[str], lead: int = 0, xp: Any = jnp) -> 
 
 
 def _made(
-    x: Any, names: Collection[str], ok: Any = None, scale: Any = None, lead: int = 0, xp: Any = jnp
+    x: Array,
+    names: Collection[str],
+    ok: Array | None = None,
+    scale: Array | None = None,
+    lead: int = 0,
+    xp: types.ModuleType = jnp,
 ) -> dict[str, Any]:
     """The moments: of all elements if `ok` is None, and unscaled if `scale` is."""
     axes = tuple(range(lead, x.ndim))
 
-    def where_ok(x: Any, other: Any) -> Any:
+    def where_ok(x: Array, other: Any) -> Any:
         return x if ok is None else xp.where(ok, x, other)
 
-    def of_all(x: Any) -> Any:
+    def of_all(x: Array) -> Any:
         return x.reshape((*x.shape, *(1 for _ in axes))) if lead else x
 
     size = xp.full(x.shape[:lead], math.prod(x.shape[lead:]), np.int32)
@@ -230,7 +238,7 @@ def _made(
     return packed | {moment: made[moment]() for moment in _TAILED if moment in needed}
 
 
-def _lost(x: Any, name: str, axes: tuple[int, ...], xp: Any) -> Any:
+def _lost(x: Array, name: str, axes: tuple[int, ...], xp: types.ModuleType) -> Any:
     """How many finite elements overflow or underflow in a narrow format."""
     how, _, narrow = name.partition("_")
     stored = x.astype(np.dtype(narrow)).astype(np.float32)
@@ -238,7 +246,7 @@ def _lost(x: Any, name: str, axes: tuple[int, ...], xp: Any) -> Any:
     return xp.sum(lost, axes, dtype=np.int32)
 
 
-def _alive(x: Any, lead: int, xp: Any) -> Any:
+def _alive(x: Array, lead: int, xp: types.ModuleType) -> Any:
     """Which units are not zero somewhere."""
     if x.ndim == lead:
         return xp.zeros((*x.shape, 0), bool)
@@ -251,7 +259,7 @@ def _packed(names: Collection[str]) -> tuple[list[str], list[str]]:
     return [m for m in _COUNTS if m in needed or m == "size"], [m for m in _FLOATS if m in needed]
 
 
-def _counts(x: Any, ok: Any, lead: int, xp: Any) -> Any:
+def _counts(x: Array, ok: Array, lead: int, xp: types.ModuleType) -> Any:
     """How many of the elements that are `ok` fall into each bin."""
     if xp is np:
         bins, shape = len(EDGES) - 1, x.shape[:lead]
@@ -264,13 +272,13 @@ def _counts(x: Any, ok: Any, lead: int, xp: Any) -> Any:
     return _scattered(x, ok)
 
 
-def _bin(x: Any, xp: Any) -> Any:
+def _bin(x: Array, xp: types.ModuleType) -> Any:
     power = xp.frexp(xp.abs(x))[1] - 1
     step = xp.where(x == 0, 0, xp.clip(power, -_MOST - 1, _MOST) + _MOST + 1)
     return len(EDGES) // 2 - 1 + xp.sign(x).astype(np.int32) * step
 
 
-def _scattered(x: Any, ok: Any) -> Any:
+def _scattered(x: Array, ok: Array) -> Any:
     return jnp.zeros(len(EDGES) - 1, jnp.int32).at[_bin(x, jnp)].add(ok.astype(jnp.int32))
 
 
@@ -372,7 +380,7 @@ def _of_one(parts: Mapping[str, np.ndarray]) -> Statistics:
     return Statistics(**found)
 
 
-def _or_nan(x: Any) -> float:
+def _or_nan(x: Array) -> float:
     return float(x) if np.isfinite(x) else float("nan")
 
 

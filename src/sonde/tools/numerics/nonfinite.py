@@ -10,13 +10,15 @@ import dataclasses
 import re
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec
 
 from sonde.core import check_callable, inside_request, wrapped_like
 from sonde.why import explain
 from sonde.why.naming import iteration_of, site_of
 from sonde.why.search import Answer, search
 from sonde.why.walk import Birth
+
+P = ParamSpec("P")
 
 _MOST_ERROR_LINES = 5
 _KINDS = {1: "Inf", 2: "NaN"}
@@ -158,8 +160,8 @@ def _error_text(error: Exception) -> str:
 
 
 def first_nonfinite(
-    f: Callable, *, context: int = 5, inside: Any = None, discarded: bool = False
-) -> Callable[..., NonFinite | None]:
+    f: Callable[P, Any], *, context: int = 5, inside: object = None, discarded: bool = False
+) -> Callable[P, NonFinite | None]:
     """A function that runs `f` and explains the first NaN or Inf of its results; None if all of them are finite.
 
     Results are what `f` returns, gradients among it, and arrays that it has put into objects among its arguments, such
@@ -198,7 +200,7 @@ def first_nonfinite(
         raise ValueError(f"first_nonfinite: context must not be negative, got {context}")
     asked = inside_request(inside)
 
-    def look_for(*args: Any, **kwargs: Any) -> NonFinite | None:
+    def look_for(*args: P.args, **kwargs: P.kwargs) -> NonFinite | None:
         answer = search(f, args, kwargs, inside=asked, discarded=discarded)
         return None if answer is None else in_words(answer, context)
 

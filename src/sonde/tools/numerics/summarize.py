@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, ParamSpec
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +42,8 @@ from sonde.tools.numerics.array_statistics import (
     moments_of_whole,
 )
 from sonde.tools.reading.heatmap import Drawn, Heat
+
+P = ParamSpec("P")
 
 _COLUMNS = ("site", "iteration", "kind", "array", "mean", "std", "min", "max", "norm", "zeros", "dead", "bad")
 _WHOLE = "whole"  # the array itself, whose moments are computed later
@@ -167,7 +169,9 @@ class Summary(Rows[Row], Drawn):
         return WholePaths(table)
 
 
-def summarize(f: Callable, *patterns: Pattern, grads: bool = False, inside: Any = None) -> Callable[..., Summary]:
+def summarize(
+    f: Callable[P, Any], *patterns: Pattern, grads: bool = False, inside: object = None
+) -> Callable[P, Summary]:
     """A function that runs `f` and returns statistics of the values at its sites.
 
     Args:
@@ -198,7 +202,7 @@ def summarize(f: Callable, *patterns: Pattern, grads: bool = False, inside: Any 
     asked = inside_request(inside)
     chosen = tuple(map(check_pattern, patterns))
 
-    def summarized(*args: Any, **kwargs: Any) -> Summary:
+    def summarized(*args: P.args, **kwargs: P.kwargs) -> Summary:
         made: list[KeepingSmall] = []
 
         def make(depth: int) -> KeepingSmall:

@@ -7,8 +7,9 @@ back to the operation none of whose operands it was true for.
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec
 
 import jax
 import numpy as np
@@ -19,6 +20,8 @@ from sonde.why import explain
 from sonde.why.naming import iteration_of, site_of
 from sonde.why.search import search
 from sonde.why.walk import Birth, Step
+
+P = ParamSpec("P")
 
 Predicate = Callable[[Any], Any]
 
@@ -96,13 +99,13 @@ class _Asked:
     def __init__(self, predicate: Predicate) -> None:
         self._predicate = predicate
 
-    def severity(self, values: Any, xp: Any) -> Any:
+    def severity(self, values: Any, xp: types.ModuleType) -> Any:
         if not jax.numpy.issubdtype(values.dtype, np.inexact):
             return xp.zeros(values.shape, np.int32)
         return xp.where(xp.asarray(self._predicate(values)), 1, 0)
 
 
-def trace_back(f: Callable, predicate: Predicate, *, inside: Any = None) -> Callable[..., TracedBack | None]:
+def trace_back(f: Callable[P, Any], predicate: Predicate, *, inside: object = None) -> Callable[P, TracedBack | None]:
     """A function that runs `f` and finds the operation that made the predicate true for one of its results.
 
     Args:
@@ -136,7 +139,7 @@ def trace_back(f: Callable, predicate: Predicate, *, inside: Any = None) -> Call
     check_callable(predicate, "trace_back: predicate")
     asked = inside_request(inside)
 
-    def look_for(*args: Any, **kwargs: Any) -> TracedBack | None:
+    def look_for(*args: P.args, **kwargs: P.kwargs) -> TracedBack | None:
         answer = search(f, args, kwargs, question=_Asked(predicate), inside=asked)
         if answer is None:
             return None

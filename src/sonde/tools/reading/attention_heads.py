@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -18,6 +19,8 @@ from sonde._renames import accepts_old_keywords
 from sonde.core import Pattern, check_callable, check_pattern, inside_request, wrapped_like
 from sonde.tools.execution.unbatched import seen_whole
 from sonde.tools.reading.heatmap import Drawn, Heat
+
+P = ParamSpec("P")
 
 KINDS = ("previous", "duplicate", "induction")
 """The names of the scores."""
@@ -75,8 +78,8 @@ class HeadScores(Drawn):
 
 @accepts_old_keywords("sonde.tools.attention_heads")
 def attention_heads(
-    f: Callable, *patterns: Pattern, token_ids: Callable[..., Any] | None = None, inside: Any = None
-) -> Callable[..., HeadScores]:
+    f: Callable[P, Any], *patterns: Pattern, token_ids: Callable[..., Any] | None = None, inside: object = None
+) -> Callable[P, HeadScores]:
     """A function that runs `f` and scores its attention heads.
 
     Args:
@@ -110,11 +113,11 @@ def attention_heads(
         raise ValueError("attention_heads needs the sites of attention weights, such as 'blocks/*/attn/weights'")
     asked = inside_request(inside)
 
-    def scored(*args: Any, **kwargs: Any) -> HeadScores:
+    def scored(*args: P.args, **kwargs: P.kwargs) -> HeadScores:
         text = jnp.asarray(args[0] if token_ids is None else token_ids(*args, **kwargs))
         text = text[None] if text.ndim == 1 else text
 
-        def shares(weights: Any) -> Any:
+        def shares(weights: jax.Array) -> Any:
             n = text.shape[1]
             if weights.ndim < 3 or weights.shape[-2:] != (n, n):
                 raise ValueError(
@@ -144,7 +147,7 @@ def _where(tokens: Any) -> list[Any]:
     return [jnp.eye(n, k=-1, dtype=bool)[None], same, after]
 
 
-def _share(weights: Any, where: Any) -> Any:
+def _share(weights: jax.Array, where: Any) -> Any:
     """For each head, the mean share of attention to some keys, over the queries that have such a key."""
     has = jnp.any(where, -1)
     shares = jnp.sum(jnp.where(where[:, None], weights, 0), -1)

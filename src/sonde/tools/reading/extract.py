@@ -6,7 +6,7 @@ The function is compiled, and whatever the chosen values do not need is removed,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ParamSpec
 
 from sonde.core import (
     JitByStaticPart,
@@ -22,10 +22,12 @@ from sonde.core import (
 )
 from sonde.tools.execution.record_values import chooses
 
+P = ParamSpec("P")
+
 
 def extract(
-    f: Callable, features: Mapping[str, str] | Mapping[Pattern, str], *, inside: Any = None
-) -> Callable[..., dict[str, Any]]:
+    f: Callable[P, Any], features: Mapping[str, str] | Mapping[Pattern, str], *, inside: object = None
+) -> Callable[P, dict[str, Any]]:
     """A compiled function that returns values at sites, by name, and leaves out the rest of the computation.
 
     Args:
@@ -67,7 +69,7 @@ def extract(
 
     compiled = JitByStaticPart(run)
 
-    def extracted(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    def extracted(*args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
         return compiled(*static_and_arrays((f, args, kwargs), asked))
 
     return wrapped_like(extracted, f)

@@ -16,7 +16,7 @@ import numpy as np
 
 from sonde._array_text import indexed
 from sonde._renames import accepts_old_keywords
-from sonde.tools.reading.token_labels import words
+from sonde.tools.reading.token_labels import Labels, TokenNames, words
 
 _MOST_CELLS = 20_000
 POSITION = "position"
@@ -62,7 +62,7 @@ class Drawn:
         return as_html(self._heat())
 
     @accepts_old_keywords("html, heat and plot of what tools return")
-    def html(self, tokens: Any = None, tokenizer: Any = None) -> str:
+    def html(self, tokens: Labels | None = None, tokenizer: TokenNames | None = None) -> str:
         """The table as HTML, with tokens in place of positions.
 
         Args:
@@ -72,7 +72,7 @@ class Drawn:
         return as_html(self.heat(tokens, tokenizer))
 
     @accepts_old_keywords("html, heat and plot of what tools return")
-    def heat(self, tokens: Any = None, tokenizer: Any = None) -> Heat:
+    def heat(self, tokens: Labels | None = None, tokenizer: TokenNames | None = None) -> Heat:
         """What is drawn, with tokens in place of positions.
 
         Args:
@@ -82,7 +82,7 @@ class Drawn:
         return _with_tokens(self._heat(), tokens, tokenizer)
 
     @accepts_old_keywords("html, heat and plot of what tools return")
-    def plot(self, ax: Any = None, *, tokens: Any = None, tokenizer: Any = None) -> Any:
+    def plot(self, ax: Any = None, *, tokens: Labels | None = None, tokenizer: TokenNames | None = None) -> Any:
         """A matplotlib figure (needs matplotlib).
 
         Args:
@@ -134,7 +134,7 @@ def by_last_axis(found: dict[str, np.ndarray], title: str, column_title: str) ->
     return Heat(matrix, rows, columns, title, column_title, absent=missing)
 
 
-def _with_tokens(heat: Heat, tokens: Any, tokenizer: Any) -> Heat:
+def _with_tokens(heat: Heat, tokens: Labels | None, tokenizer: TokenNames | None) -> Heat:
     if tokens is None:
         return heat
     found = words(tokens, tokenizer)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ParamSpec
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,9 @@ from sonde._renames import accepts_old_keywords
 from sonde.core import ByPath, Pattern, capture_only, check_callable, check_pattern, inside_request, wrapped_like
 from sonde.tools.execution.record_values import each_seen
 from sonde.tools.reading.heatmap import POSITION, Drawn, Heat
-from sonde.tools.reading.token_labels import shown_by, words
+from sonde.tools.reading.token_labels import Labels, TokenNames, shown_by, words
+
+P = ParamSpec("P")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Reading(Drawn):
         return Heat(values, names, list(map(str, range(values.shape[1]))), _BEST, POSITION, texts)
 
     @accepts_old_keywords("html, heat and plot of what tools return")
-    def heat(self, tokens: Any = None, tokenizer: Any = None) -> Heat:
+    def heat(self, tokens: Labels | None = None, tokenizer: TokenNames | None = None) -> Heat:
         """What is drawn; `tokenizer` shows the best tokens too."""
         return _with_names(super(Reading, self).heat(tokens, tokenizer), tokenizer)
 
@@ -55,7 +57,7 @@ class Reading(Drawn):
 _BEST = "the best token at every position, and how sure"
 
 
-def _with_names(heat: Heat, tokenizer: Any) -> Heat:
+def _with_names(heat: Heat, tokenizer: TokenNames | None) -> Heat:
     """The same, with the best tokens as strings."""
     if tokenizer is None:
         return heat
@@ -67,7 +69,7 @@ class Lens(ByPath[Reading], Drawn):
     """Readings by path, in program order. Calls of a site after the first have their number, as in `h[1]`."""
 
     @accepts_old_keywords("sonde.tools.Lens.table")
-    def table(self, tokenizer: Any = str, *, tokens: Any = None, example: int = 0) -> Any:
+    def table(self, tokenizer: TokenNames = str, *, tokens: Labels | None = None, example: int = 0) -> Any:
         """A rich table of the best token at every position.
 
         Args:
@@ -102,7 +104,7 @@ class Lens(ByPath[Reading], Drawn):
         return Heat(values, [name for name, _, _ in rows], list(map(str, range(width))), _BEST, POSITION, texts)
 
     @accepts_old_keywords("html, heat and plot of what tools return")
-    def heat(self, tokens: Any = None, tokenizer: Any = None) -> Heat:
+    def heat(self, tokens: Labels | None = None, tokenizer: TokenNames | None = None) -> Heat:
         """What is drawn; `tokenizer` shows the best tokens too."""
         return _with_names(super().heat(tokens, tokenizer), tokenizer)
 
@@ -131,8 +133,8 @@ class Lens(ByPath[Reading], Drawn):
 
 
 def logit_lens(
-    f: Callable, *patterns: Pattern, readout: Callable[[Any], Any], k: int = 5, inside: Any = None
-) -> Callable[..., Lens]:
+    f: Callable[P, Any], *patterns: Pattern, readout: Callable[[Any], Any], k: int = 5, inside: object = None
+) -> Callable[P, Lens]:
     """A function that runs `f` and reads the values at its sites with an output layer.
 
     Args:
@@ -182,7 +184,7 @@ def logit_lens(
     chosen = tuple(map(check_pattern, patterns))
     asked = inside_request(inside)
 
-    def lens(*args: Any, **kwargs: Any) -> Lens:
+    def lens(*args: P.args, **kwargs: P.kwargs) -> Lens:
         found = {}
         for seen in each_seen(capture_only(f, chosen, args, kwargs, reduce=read, inside=asked)):
             found[f"{seen.path}[{seen.call}]" if seen.call else seen.path] = Reading(*seen.value, loops=seen.loops)

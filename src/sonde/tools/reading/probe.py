@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.typing import ArrayLike
 
 from sonde import _extras
 from sonde._renames import accepts_old_keywords
@@ -46,7 +47,7 @@ class Probe:
     baseline: float
     steps: dict[str, int]
 
-    def predict(self, path: str, x: Any) -> np.ndarray:
+    def predict(self, path: str, x: jax.Array) -> np.ndarray:
         """The labels that the classifier of a site gives to rows."""
         scores = np.asarray(x, np.float32) @ self.weights[path] + self.bias[path]
         return self.classes[scores.argmax(-1)]
@@ -96,7 +97,7 @@ class Probe:
 @accepts_old_keywords("sonde.tools.probe")
 def probe(
     values: Mapping[str, Any],
-    labels: Any,
+    labels: ArrayLike,
     *patterns: str,
     C: float = 1.0,
     test_fraction: float = 0.2,
@@ -170,14 +171,24 @@ def probe(
 
 
 @functools.partial(jax.jit, static_argnames=("n_classes", "max_steps"))
-def _fit(x: Any, y: Any, x_apart: Any, y_apart: Any, C: Any, tolerance: Any, *, n_classes: int, max_steps: int) -> Any:
+def _fit(
+    x: jax.Array,
+    y: jax.Array,
+    x_apart: jax.Array,
+    y_apart: jax.Array,
+    C: float,
+    tolerance: float,
+    *,
+    n_classes: int,
+    max_steps: int,
+) -> Any:
     """Weights, bias, steps and both accuracies for each site, one site after another."""
 
     def one(site: Any) -> Any:
         rows, rows_apart = site
         weights, bias, steps = _solve(rows, y, C, tolerance, n_classes, max_steps)
 
-        def right(x: Any, y: Any) -> Any:
+        def right(x: jax.Array, y: jax.Array) -> Any:
             return jnp.mean(jnp.argmax(x @ weights + bias, -1) == y)
 
         return weights, bias, steps, right(rows, y), right(rows_apart, y_apart)
@@ -185,7 +196,9 @@ def _fit(x: Any, y: Any, x_apart: Any, y_apart: Any, C: Any, tolerance: Any, *, 
     return jax.lax.map(one, (x, x_apart))
 
 
-def _solve(x: Any, y: Any, C: Any, tolerance: Any, n_classes: int, max_steps: int) -> tuple[Any, Any, Any]:
+def _solve(
+    x: jax.Array, y: jax.Array, C: float, tolerance: float, n_classes: int, max_steps: int
+) -> tuple[Any, Any, Any]:
     n, width = x.shape
     penalty = 1 / (C * n)
     middle = jnp.mean(x, 0)
@@ -195,11 +208,11 @@ def _solve(x: Any, y: Any, C: Any, tolerance: Any, n_classes: int, max_steps: in
     root = jnp.linalg.cholesky(curvature + 1e-4 * jnp.trace(curvature) / width * jnp.eye(width))
     columns = 1 if n_classes == 2 else n_classes  # with two classes, one has all the weights: the other is its opposite
 
-    def weights_of(u: Any) -> Any:
+    def weights_of(u: jax.Array) -> Any:
         w = jax.scipy.linalg.solve_triangular(root.T, u["w"], lower=False)
         return w, u["b"] - middle @ w  # rows are centred by the bias, not by copying them
 
-    def loss(u: Any) -> Any:
+    def loss(u: jax.Array) -> Any:
         w, b = weights_of(u)
         scores = x @ w + b
         if n_classes == 2:

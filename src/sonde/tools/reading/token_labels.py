@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from jax.typing import ArrayLike
 
 
-def shown_by(tokenizer: Any) -> Callable[[int], str]:
+@runtime_checkable
+class _Pieces(Protocol):
+    """A tokenizer of `sonde.models`."""
+
+    def pieces(self, tokens: Iterable[int], /) -> Sequence[str]:
+        """The text of each token."""
+        ...
+
+
+@runtime_checkable
+class _Decodes(Protocol):
+    """A tokenizer of another library."""
+
+    def decode(self, tokens: Any, /) -> Any:
+        """The text of some tokens."""
+        ...
+
+
+TokenNames = Callable[[int], object] | Sequence[str] | _Pieces | _Decodes
+"""What turns token ids into strings: a function, a list of strings, or a tokenizer."""
+
+Labels = Sequence[str] | ArrayLike
+"""Labels of positions: strings, or token ids."""
+
+
+def shown_by(tokenizer: TokenNames | None) -> Callable[[int], str]:
     """A function that shows a token.
 
     Args:
@@ -23,9 +49,9 @@ def shown_by(tokenizer: Any) -> Callable[[int], str]:
     """
     if tokenizer is None:
         return str
-    if hasattr(tokenizer, "pieces"):
+    if isinstance(tokenizer, _Pieces):
         return lambda token: str(tokenizer.pieces([token])[0])
-    if hasattr(tokenizer, "decode") and not isinstance(tokenizer, (str, bytes)):
+    if isinstance(tokenizer, _Decodes) and not isinstance(tokenizer, (str, bytes)):
         return lambda token: str(tokenizer.decode([token]))
     if callable(tokenizer):
         return lambda token: str(tokenizer(token))
@@ -37,7 +63,7 @@ def shown_by(tokenizer: Any) -> Callable[[int], str]:
     )
 
 
-def words(tokens: Any, tokenizer: Any = None) -> list[str]:
+def words(tokens: Labels, tokenizer: TokenNames | None = None) -> list[str]:
     """The labels of the positions.
 
     Args:

@@ -229,7 +229,7 @@ def _described(exported: jax.export.Exported) -> dict[str, Any]:
     }
 
 
-def _is_key(x: Any) -> bool:
+def _is_key(x: jax.Array) -> bool:
     return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 

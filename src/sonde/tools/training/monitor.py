@@ -12,7 +12,7 @@ import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import numpy as np
@@ -28,6 +28,9 @@ from sonde.tools.training.alerts import LOSS, RULES, Alert, Watchdog, log_alert
 from sonde.tools.training.bundle import write_bundle
 from sonde.tools.training.packed_statistics import stacked_capture, worth_stacking
 from sonde.tools.training.writers import Writer, json_lines
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _GRADIENT = "grad_"
 _COUNTS = ("nonfinite", "zeros", "dead")
@@ -76,7 +79,7 @@ class _Pending(NamedTuple):
     call: Call | None
 
 
-class Monitored:
+class Monitored(Generic[P, R]):
     """A monitored training step; call it like the step itself. As a context manager, it flushes at the end.
 
     Attributes:
@@ -92,7 +95,7 @@ class Monitored:
         wanted: Mapping[Pattern, Collection[str]],
         every: int,
         writers: Sequence[Writer],
-        inside: Any,
+        inside: object,
         watching: Watching,
     ) -> None:
         functools.update_wrapper(self, train_step, updated=())
@@ -128,7 +131,7 @@ class Monitored:
             inside=inside,
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs a step and returns its result."""
         step = self.step
         self.step += 1
@@ -152,7 +155,7 @@ class Monitored:
         self._pending = _Pending(step, sent, scalars, call)
         return result
 
-    def _watched(self, *args: Any, **kwargs: Any) -> tuple[Any, Fetching]:
+    def _watched(self, *args: P.args, **kwargs: P.kwargs) -> tuple[R, Fetching]:
         """Runs a step and starts to send its statistics to the host."""
         if self._stacked is not None:
             result, packed = self._stacked(*args, **kwargs)
@@ -182,7 +185,7 @@ class Monitored:
 
     def _watch_over(self, pending: _Pending, units: Mapping[str, float]) -> None:
         """Applies the rules; keeps the call if all is well, and writes the bundle at the first NaN."""
-        new = self._watchdog.look(pending.step, self._latest | units)
+        new = self._watchdog.look(pending.step, {**self._latest, **units})
         is_first = not any(alert.rule == "nan" for alert in self.alerts)
         self.alerts += new
         if pending.call is None:
@@ -268,14 +271,14 @@ class Monitored:
             table.add_row(Text(path), *(f"{found[c]:.4g}" if c in found else "-" for c in columns))
         return WholePaths(table)
 
-    def __enter__(self) -> Monitored:
+    def __enter__(self) -> Monitored[P, R]:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.flush()
 
 
-def _copied(x: Any) -> Any:
+def _copied(x: jax.Array) -> Any:
     return x.copy() if isinstance(x, jax.Array) else x
 
 
@@ -300,7 +303,7 @@ def _update_ratios(before: list[tuple[str, Any]], after: list[tuple[str, Any]]) 
 
 @jax.jit
 def _ratios(before: list[Any], after: list[Any]) -> list[Any]:
-    def norm(x: Any) -> Any:
+    def norm(x: jax.Array) -> Any:
         return jax.numpy.sqrt(jax.numpy.sum(jax.numpy.square(x.astype(jax.numpy.float32))))
 
     return [norm(b - a) / jax.numpy.maximum(norm(a), 1e-30) for a, b in zip(before, after)]
@@ -315,12 +318,12 @@ def _has_bad(tree: Any) -> bool:
 
 @accepts_old_keywords("sonde.tools.monitor")
 def monitor(
-    train_step: Callable,
+    train_step: Callable[P, R],
     statistics: Mapping[str, Sequence[str]] | Mapping[Pattern, Sequence[str]],
     *,
     every: int = 10,
     writers: Writer | str | Path | Sequence[Writer] = (),
-    inside: Any = None,
+    inside: object = None,
     rules: Sequence[str] = (),
     alert: Callable[[Alert], None] = log_alert,
     loss: Callable[[Any], Any] | None = None,

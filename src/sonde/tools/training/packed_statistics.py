@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from sonde import _jax
 from sonde.core import (
+    InsideRequest,
     Item,
     Pattern,
     StandIns,
@@ -41,7 +42,7 @@ def worth_stacking() -> bool:
 
 
 def stacked_capture(
-    f: Any, patterns: tuple[Pattern, ...], names: Collection[str], *, grads: bool, inside: Any
+    f: Any, patterns: tuple[Pattern, ...], names: Collection[str], *, grads: bool, inside: InsideRequest | None
 ) -> Callable | None:
     """A jitted function that also sends the moments of its sites to the host; None if `f` is not jitted."""
     jitted = _jax.jit_options(f)

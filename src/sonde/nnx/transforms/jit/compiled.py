@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from sonde.core import SESSIONS, capture_state, with_converted_modules
 from sonde.nnx.structure.epoch import EPOCH
@@ -19,7 +19,59 @@ from sonde.nnx.transforms.options import MISSING, also_decorator, mode, named_li
 from sonde.nnx.transforms.prefixes import refuse_prefixes
 from sonde.nnx.transforms.stages import Lowered, Traced
 
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R", covariant=True)
+S = TypeVar("S", contravariant=True)
 
+
+class JitOptions(TypedDict, total=False):
+    """The options of `nnx.jit`, for type checkers."""
+
+    in_shardings: Any
+    out_shardings: Any
+    static_argnums: int | Sequence[int] | None
+    static_argnames: str | Iterable[str] | None
+    donate_argnums: int | Sequence[int] | None
+    donate_argnames: str | Iterable[str] | None
+    keep_unused: bool
+    device: Any
+    backend: str | None
+    inline: bool
+    graph: bool | None
+    graph_updates: bool | None
+
+
+class Jitted(Protocol[P, R]):
+    """What `nnx.jit` returns, with the types of the function it was given."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Calls the compiled function."""
+        ...
+
+    # A method stays one: `model.step(x)` if `step` is decorated in the class.
+    @overload
+    def __get__(self, instance: None, owner: type) -> Jitted[P, R]: ...
+    @overload
+    def __get__(self: Jitted[Concatenate[S, Q], R], instance: S, owner: type) -> Jitted[Q, R]: ...
+
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered:
+        """Lowers the function for these arguments."""
+        ...
+
+    def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced:
+        """Traces the function for these arguments."""
+        ...
+
+    def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """The shapes of the output for these arguments."""
+        ...
+
+
+@overload
+def jit(fun: Callable[P, R], **options: Unpack[JitOptions]) -> Jitted[P, R]: ...
+@overload
+def jit(**options: Unpack[JitOptions]) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
 @also_decorator
 def jit(
     fun: Callable[..., Any] = MISSING,
