@@ -91,7 +91,7 @@ class Monitored(Generic[P, R]):
 
     def __init__(
         self,
-        train_step: Callable[..., Any],
+        train_step: Callable[P, R],
         wanted: Mapping[Pattern, Collection[str]],
         every: int,
         writers: Sequence[Writer],
@@ -329,7 +329,7 @@ def monitor(
     loss: Callable[[Any], Any] | None = None,
     weights: tuple[int, int | None] | None = None,
     bundle: str | Path | None = None,
-) -> Monitored:
+) -> Monitored[P, R]:
     """A training step that also reports statistics of its sites, every `every` steps.
 
     Args:
