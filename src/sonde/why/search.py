@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import sys
@@ -24,6 +25,7 @@ from sonde.why.walk import Birth, Question, Scene, Walk
 
 _MOST_ELEMENTS = 4
 _MOST_WALKS = 32
+_IN_LOOP = "the value is inside a loop that the check depends on; the loop may discard it"
 # Exceptions that are never about numbers.
 _NOT_ABOUT_NUMBERS = (TypeError, AttributeError, LookupError, NameError, ImportError, OSError, SondeError, SyntaxError)
 
@@ -241,10 +243,14 @@ def _why_raised(walk: Walk, scene: Scene, taped: Taped) -> Answer | None:
     number = taped.tape.raised
     if number is not None:
         inside = scene_of_call(scene, number)
-        birth = None if inside is None else _before_callback(walk, inside)
+        birth = None
+        with contextlib.suppress(Exception):  # the program may raise again, from where no function can be replaced
+            birth = None if inside is None else _before_callback(walk, inside)
         if birth is None:
             birth = _nearest(walk, scene, scene.level.equations[number].inputs)
-        return None if birth is None else Answer(*root_of(birth), error=taped.error)
+        if birth is None:
+            return None
+        return Answer(*root_of(birth), error=taped.error, doubt=birth.doubt)
     # Python has raised: about one of the values that were computed last.
     used = {slot for equation in scene.level.equations for slot in equation.inputs}
     last = [slot for equation in reversed(scene.level.equations) for slot in equation.outputs if slot not in used]
@@ -276,24 +282,54 @@ def _calls(primitive: Any, params: dict[str, Any], callback: Any) -> bool:
 
 
 def _nearest(walk: Walk, scene: Scene, slots: Sequence[int]) -> Birth | None:
-    """The birth of the bad value that is nearest to these values, among those they were computed from."""
+    """The birth of the bad value that is nearest to these values, among those they were computed from.
+
+    An Inf that was written down, as in a buffer or a first step size, is no reason: the search goes on.
+    """
     level = scene.level
     pending, seen = set(slots), set(slots)
     visited: list[int] = []
     while pending:
         slot = max(pending, key=lambda s: level.makers.get(s, -1))
         pending.discard(slot)
-        worst = walk.worst(scene, slot)
-        if worst:
-            return walk.back(scene, slot, worst[0])
+        birth = _reason(walk, scene, slot)
+        if birth is not None:
+            return birth
         number = level.makers.get(slot)
         if number is not None:
             visited.append(number)
             pending |= set(level.equations[number].inputs) - seen
             seen |= set(level.equations[number].inputs)
-    for number in visited:  # none is between calls: look into the calls, the latest first
-        inside = scene_of_call(scene, number)
-        birth = None if inside is None else _nearest(walk, inside, inside.level.outputs)
+    for number in visited:  # none is between calls and loops: look into them, the latest first
+        birth = _reason_inside(walk, scene, number)
         if birth is not None:
             return birth
     return None
+
+
+def _reason(walk: Walk, scene: Scene, slot: int) -> Birth | None:
+    """The birth of the worst element of a value, if it may be why a program raised."""
+    worst = walk.worst(scene, slot)
+    birth = walk.back(scene, slot, worst[0]) if worst else None
+    if birth is None or root_of(birth)[0].step.equation is not None:
+        return birth
+    return birth if birth.step.severity > 1 else None  # nobody writes a NaN down on purpose
+
+
+def _reason_inside(walk: Walk, scene: Scene, number: int) -> Birth | None:
+    """The same for what is in a call, or in a loop whose other results may have led to what is looked at."""
+    inside = scene_of_call(scene, number)
+    if inside is not None:
+        return _nearest(walk, inside, inside.level.outputs)
+    equation = scene.level.equations[number]
+    if equation.name not in ("scan", "while"):
+        return None
+    for slot in equation.outputs:
+        birth = _reason(walk, scene, slot)
+        if birth is not None:
+            return birth
+    position = loops.first_bad_inside(walk, scene, number)
+    birth = None if position is None else walk.back(*position)
+    if birth is None or root_of(birth)[0].step.equation is None:
+        return None
+    return dataclasses.replace(birth, doubt=_IN_LOOP)

@@ -206,3 +206,41 @@ def test_a_jitted_function_that_was_searched_before_has_iterations_in_a_loop():
     assert first_nonfinite(once)(xs).iteration == (1,)
     assert first_nonfinite(twice)(xs).iteration == (1, 1)
     assert first_nonfinite(lambda xs: (f(xs[2]), once(xs), f(xs[1])))(xs).iteration == (1,)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_inf_in_a_buffer_is_not_why_a_loop_failed():
+    """The NaN is in the loop, which discards it; the buffer of Infs is another result of the same loop."""
+    import equinox as eqx
+
+    def f(x):
+        def body(carry):
+            i, x, buffer, ok = carry
+            y = jnp.log(x - 2)
+            good = jnp.isfinite(y).all()
+            return i + 1, jnp.where(good, y, x), buffer, ok & good
+
+        start = (0, x, jnp.full(3, jnp.inf), jnp.array(True))
+        _, y, buffer, ok = jax.lax.while_loop(lambda carry: carry[0] < 3, body, start)
+        return eqx.error_if(y, ~ok, "too many steps"), buffer
+
+    found = first_nonfinite(eqx.filter_jit(f))(jnp.ones(2))
+    assert found.operation == "log" and "loop may discard it" in found.doubt
+    assert "too many steps" in str(found.error)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_check_behind_a_linear_solve():
+    """The function of the host that raises is where it cannot be replaced: what went into the call is explained."""
+    import equinox as eqx
+
+    def solved(a, b):
+        x = jax.lax.custom_linear_solve(lambda v: a @ v, b, lambda _, b: jnp.linalg.solve(a, b), symmetric=True)
+        return eqx.error_if(x, ~jnp.isfinite(x).all(), "not finite")
+
+    def f(a, b):
+        a = jnp.log(a)
+        return eqx.filter_jit(solved)(a, b)
+
+    found = first_nonfinite(f)(-jnp.eye(2), jnp.ones(2))
+    assert found.operation == "log" and "not finite" in str(found.error)

@@ -1,0 +1,18 @@
+"""Faults planted in programs of other packages are named, in all that are installed."""
+
+import pytest
+from tests.why.package_programs import FAULTS, PROGRAMS, is_installed, planted_line
+
+import sonde
+
+INSTALLED = [name for name in PROGRAMS if is_installed(name)]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.every(24)
+@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("name", INSTALLED)
+def test_planted_fault_is_named(name, kind):
+    f, args = PROGRAMS[name](FAULTS[kind])
+    found = sonde.first_nonfinite(f)(*args)
+    assert found is not None and (found.source, found.operation) == (planted_line(kind), kind), str(found)
