@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
+from collections import Counter
 from pathlib import Path
 
 import jax
@@ -57,10 +58,14 @@ class Failure:
 
 def failure(error: Exception, last_site: str, *, only_compiled: bool) -> Failure:
     """Describes an exception."""
-    source, code = "", ""
-    for frame in traceback.extract_tb(error.__traceback__):
-        if not frame.filename.startswith((*_LIBRARIES, "<frozen")) and "site-packages" not in frame.filename:
-            source, code = f"{frame.filename}:{frame.lineno}", frame.line or ""
+    lines = [
+        (f"{frame.filename}:{frame.lineno}", frame.line or "")
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((*_LIBRARIES, "<frozen")) and "site-packages" not in frame.filename
+    ]
+    source, code = lines[-1] if lines else ("", "")
+    if lines and isinstance(error, RecursionError):  # the line that recurs, and not where Python happened to stop
+        source, code = Counter(lines).most_common(1)[0][0]
     return Failure(error, type(error).__name__, str(error), source, _short(code), last_site, only_compiled)
 
 
