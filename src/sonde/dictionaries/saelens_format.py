@@ -120,7 +120,7 @@ def load(folder: str | os.PathLike[str]) -> Dictionary:
     kind, activation = _kind(config, place)
     if config.get("normalize_activations", "none") not in ("none", None):
         raise StoreError(
-            f"{str(place)!r} expects normalised inputs ({config['normalize_activations']}), which are not supported"
+            f"{str(place)!r} expects normalized inputs ({config['normalize_activations']}), which are not supported"
         )
     kwargs = config.get("activation_fn_kwargs")
     k = config.get("k", kwargs.get("k") if isinstance(kwargs, dict) else None) if activation == "topk" else None

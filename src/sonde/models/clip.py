@@ -101,5 +101,5 @@ class CLIP(nnx.Module):
         return sow(jnp.exp(self.log_scale[...]) * image @ text.T, "logits")
 
     def vectors(self, images: jax.Array, tokens: jax.Array, mask: jax.Array | None = None) -> tuple[Any, Any]:
-        """The vectors of images and of texts, not normalised."""
+        """The vectors of images and of texts, not normalized."""
         return self.image(images), self.text(tokens, mask=mask)

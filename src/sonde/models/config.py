@@ -72,7 +72,7 @@ class Config:
         embedding_scale: what embeddings are multiplied by.
         tied: whether the output layer is the table of embeddings.
         types: how many kinds of segments have an embedding (BERT).
-        embedding_norm: whether embeddings are normalised.
+        embedding_norm: whether embeddings are normalized.
         final_norm: whether there is a norm after the last block.
         norms_first: whether that norm applies only to the first token, for the vector of an image (CLIP).
         pooler: whether there is a pooler (BERT).

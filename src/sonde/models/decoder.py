@@ -88,7 +88,7 @@ class Decoder(Tower):
         queries, keys and values of each head are receivers.
 
         Raises:
-            ValueError: The blocks normalise the stream itself, so that it is no sum of what components write.
+            ValueError: The blocks normalize the stream itself, so that it is no sum of what components write.
         """
         style, block = self.config.style, self.blocks[0] if isinstance(self.blocks, nnx.List) else self.blocks
         if style == "post":

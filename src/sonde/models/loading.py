@@ -62,7 +62,7 @@ def load(
             if `huggingface_hub` is installed, the name of a repository, `"org/name"`.
         kind: The class that the model must have, such as `models.Decoder`; type checkers then know it. Any, if None.
         dtype: the dtype of parameters and computations; None keeps the checkpoint's, or takes float32 if that
-            is quantised.
+            is quantized.
         mesh: devices to spread the model over; None puts it on the default device.
         layers: `"list"`: layers are separate Modules, `blocks/0` and so on. `"scan"`: they are one Module with an
             axis for the layers, run as one loop, which compiles faster. Both have the same weights.

@@ -32,12 +32,12 @@ class Vision(Tower):
         return x if self.head is None else sow(self.head(self.summary(x)), "logits")
 
     def summary(self, hidden: jax.Array) -> jax.Array:
-        """The vector of an image, `(batch, width)`: that of the first token, normalised if `hidden` is not."""
+        """The vector of an image, `(batch, width)`: that of the first token, normalized if `hidden` is not."""
         first = hidden[:, 0]
         return sow(self.norm(first), "norm") if self.config.norms_first else first
 
     def hidden(self, images: jax.Array) -> jax.Array:
-        """A vector for the first token and every patch, `(batch, 1 + patches, width)`; CLIP's are not normalised."""
+        """A vector for the first token and every patch, `(batch, 1 + patches, width)`; CLIP's are not normalized."""
         wanted = (self.config.image, self.config.image, self.config.channels)
         if images.ndim != 4 or images.shape[1:] != wanted:
             raise LayerInputError(

@@ -1,7 +1,7 @@
-"""GGUF files of llama.cpp: metadata, tokenizer and tensors in one file, quantised or not.
+"""GGUF files of llama.cpp: metadata, tokenizer and tensors in one file, quantized or not.
 
 The header is read here, because the reader of the package `gguf` takes longer for it than for all tensors together; the
-package dequantises. Metadata becomes the config, and tensors get the names and layouts, of a Hugging Face folder of the
+package dequantizes. Metadata becomes the config, and tensors get the names and layouts, of a Hugging Face folder of the
 same model, so everything after that is the same for both.
 """
 
@@ -30,7 +30,7 @@ from sonde.models.tokens import Tokenizer
 # The numbers that metadata is made of, by their code in the file.
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-# Kinds of tensors that are not quantised.
+# Kinds of tensors that are not quantized.
 _PLAIN = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(jnp.bfloat16),
@@ -41,7 +41,7 @@ _MOST_ENTRIES = 1 << 16
 _MOST_AXES = 8
 _DEEPEST = 4  # arrays in arrays
 _LARGEST_ALIGNMENT = 1 << 20
-_AT_A_TIME = 1 << 18  # bytes that are dequantised at a time, so that they and their numbers fit in the CPU's cache
+_AT_A_TIME = 1 << 18  # bytes that are dequantized at a time, so that they and their numbers fit in the CPU's cache
 
 
 def read_file(path: Path) -> tuple[dict[str, Any], Tensors, Tokenizer | None]:
@@ -162,45 +162,45 @@ def _tensor(
     """A tensor, and the byte after its last."""
     gguf = _extras.load("gguf", extra="models", purpose="A .gguf file")
     try:
-        quantisation = gguf.GGMLQuantizationType(kind)
-        block, size = gguf.GGML_QUANT_SIZES[quantisation]
+        quantization = gguf.GGMLQuantizationType(kind)
+        block, size = gguf.GGML_QUANT_SIZES[quantization]
     except (ValueError, KeyError) as error:
-        raise ModelFileError(f"{path} has {name} in the quantisation {kind}, which is unknown.") from error
+        raise ModelFileError(f"{path} has {name} in the quantization {kind}, which is unknown.") from error
     if shape[-1] % block:
         raise ModelFileError(
-            f"{path} has {name} with rows of {shape[-1]}, but {quantisation.name} has blocks of {block}."
+            f"{path} has {name} with rows of {shape[-1]}, but {quantization.name} has blocks of {block}."
         )
     row = shape[-1] // block * size
     last = first + math.prod(shape[:-1]) * row
     if last > len(mapped):
         raise ModelFileError(f"{path} is truncated: {name} ends at byte {last}, the file at {len(mapped)}.")
 
-    plain = _PLAIN.get(quantisation.name)
+    plain = _PLAIN.get(quantization.name)
 
     def read() -> np.ndarray:
         stored = np.frombuffer(mapped, np.uint8, last - first, first).reshape(*shape[:-1], row)
         if plain is not None:
             return stored.view(plain)
         try:
-            return _dequantised(gguf.quants, stored, quantisation).reshape(shape)
+            return _dequantized(gguf.quants, stored, quantization).reshape(shape)
         except NotImplementedError as error:
             raise ModelFileError(
-                f"{path} has {name} as {quantisation.name}, which the package gguf cannot dequantise."
+                f"{path} has {name} as {quantization.name}, which the package gguf cannot dequantize."
             ) from error
 
     dtype = plain or np.dtype(np.float32)
     return Tensor(name, shape, dtype, read, lambda: give_back(mapped, first, last), str(path)), last
 
 
-def _dequantised(quants: Any, stored: np.ndarray, quantisation: Any) -> np.ndarray:
-    """The numbers of a quantised tensor.
+def _dequantized(quants: Any, stored: np.ndarray, quantization: Any) -> np.ndarray:
+    """The numbers of a quantized tensor.
 
     The package converts sixteen rows at a time, which takes twice as long as megabytes of rows. Kinds that need tables
     are left to it.
     """
-    kind: Any = getattr(quants, quantisation.name, None)
-    if not quantisation.name.startswith("Q") or not hasattr(kind, "dequantize_rows"):
-        return quants.dequantize(stored, quantisation)
+    kind: Any = getattr(quants, quantization.name, None)
+    if not quantization.name.startswith("Q") or not hasattr(kind, "dequantize_rows"):
+        return quants.dequantize(stored, quantization)
     rows = stored.reshape(-1, stored.shape[-1])
     some = max(1, _AT_A_TIME // rows.shape[-1])
     first = kind.dequantize_rows(rows[:some])

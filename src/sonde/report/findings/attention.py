@@ -13,7 +13,7 @@ from sonde.report.traits import FLAT
 from sonde.tools.numerics.families import families
 
 _COLLAPSED = (
-    "Every query looks at the same position: the scores are too large. Normalise queries and keys, scale by "
+    "Every query looks at the same position: the scores are too large. Normalize queries and keys, scale by "
     "1/sqrt(head size), lower the learning rate. A first token that collects attention is common in trained language "
     "models and harmless."
 )

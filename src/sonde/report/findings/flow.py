@@ -19,24 +19,24 @@ from sonde.report.site_data import Examined, Step, is_shares
 from sonde.tools.numerics.families import families, layer
 
 _VANISH = (
-    "Layers whose gradient vanishes do not learn: add residual connections or normalisation, use an activation that "
-    "does not saturate, or a larger initialisation (variance 1 or 2 over the number of inputs)."
+    "Layers whose gradient vanishes do not learn: add residual connections or normalization, use an activation that "
+    "does not saturate, or a larger initialization (variance 1 or 2 over the number of inputs)."
 )
 _EXPLODE = (
-    "Clip the gradient by its norm, lower the learning rate, normalise between the layers, or make the initialisation "
+    "Clip the gradient by its norm, lower the learning rate, normalize between the layers, or make the initialization "
     "smaller."
 )
 _VALUES_EXPLODE = (
-    "Normalise between the layers, scale residual branches by 1/sqrt(depth), or make the initialisation smaller."
+    "Normalize between the layers, scale residual branches by 1/sqrt(depth), or make the initialization smaller."
 )
-_VALUES_VANISH = "Make the initialisation larger, or normalise between the layers: values this small carry no signal."
-_LOOP = "What a loop multiplies in each iteration grows without bound: normalise, clip or gate what is carried over."
+_VALUES_VANISH = "Make the initialization larger, or normalize between the layers: values this small carry no signal."
+_LOOP = "What a loop multiplies in each iteration grows without bound: normalize, clip or gate what is carried over."
 _LOOP_GRADIENT = (
     "Gradients through many iterations fade or blow up: clip them, use gates with a forget bias of 1, or truncate the "
     "loop."
 )
 _JUMP = (
-    "A sudden change of scale is often a missing normalisation, a sum in place of a mean, or inputs without scaling."
+    "A sudden change of scale is often a missing normalization, a sum in place of a mean, or inputs without scaling."
 )
 
 

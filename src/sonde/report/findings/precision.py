@@ -10,7 +10,7 @@ from sonde.report.findings.finding import Finding
 from sonde.report.findings.thresholds import OVERFLOW_MARGIN, SUBNORMAL_SHARE
 from sonde.report.site_data import Examined, Step, masked
 
-_OVERFLOW = "The next larger number is an infinity: use bfloat16 or float32 here, or scale or normalise before it."
+_OVERFLOW = "The next larger number is an infinity: use bfloat16 or float32 here, or scale or normalize before it."
 _UNDERFLOW = "Small gradients become zero in this dtype: scale the loss up and the gradients down, or use bfloat16."
 
 

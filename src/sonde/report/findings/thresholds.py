@@ -1,6 +1,6 @@
 """The thresholds of findings. docs/concepts/findings.md explains each.
 
-They are wide on purpose: a newly initialised network that will train well must not cause any finding.
+They are wide on purpose: a newly initialized network that will train well must not cause any finding.
 """
 
 DEAD_SHARE = 0.3

@@ -10,19 +10,19 @@ from sonde.report.site_data import Examined, Step, is_shares
 from sonde.tools.numerics.families import families
 
 _DEAD = (
-    "Units that never fire get no gradient and stay dead: lower the learning rate, use leaky_relu or gelu, normalise "
+    "Units that never fire get no gradient and stay dead: lower the learning rate, use leaky_relu or gelu, normalize "
     "before the activation, or check for a large negative bias."
 )
 _SATURATED = (
-    "At the ends of tanh and sigmoid the gradient is nearly zero: make the initialisation or the inputs smaller, or "
-    "normalise before the activation."
+    "At the ends of tanh and sigmoid the gradient is nearly zero: make the initialization or the inputs smaller, or "
+    "normalize before the activation."
 )
 _ZERO = (
     "Nothing passes here. A layer that starts at zero on purpose is fine before the first step; later look for a mask "
     "that hides everything, a dead layer before it, or inputs that are missing."
 )
 _CONSTANT = (
-    "Every element is the same number: look for a broadcast that replaced the data, or a normalisation of one element."
+    "Every element is the same number: look for a broadcast that replaced the data, or a normalization of one element."
 )
 _NO_GRADIENT = (
     "What comes before this site learns nothing from this loss: look for dead units after it, a product with zeros, a "

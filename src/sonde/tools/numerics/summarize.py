@@ -177,7 +177,7 @@ def summarize(
     Args:
         f: Any callable; jitted training steps are fine.
         *patterns: Which sites, as in `sonde.capture`. All, if none are given.
-        grads: Whether to summarise gradients too, of what is differentiated inside `f`.
+        grads: Whether to summarize gradients too, of what is differentiated inside `f`.
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
