@@ -86,7 +86,11 @@ def holds_state(cls: ast.ClassDef) -> bool:
             for target in targets:
                 if isinstance(target, ast.Attribute) and last_name(target.value) == own:
                     value = node.value
-                    if method.name != "__init__" or isinstance(value, CONTAINERS) or called(value) in CONSTRUCTORS:
+                    if (
+                        method.name != "__init__"
+                        or isinstance(value, CONTAINERS)
+                        or called(value) in STATEFUL | CONSTRUCTORS
+                    ):
                         return True
     return False
 

@@ -77,7 +77,7 @@ class BoundRequest:
 
     def nested_in(self, outer: ActiveRequests | None, depth: int) -> ActiveRequests:
         """All requests in force when this one belongs to the capture at `depth`."""
-        return _active_requests((*(outer.requests if outer is not None else ()), (depth, self.request)))
+        return _KNOWN.active((*(outer.requests if outer is not None else ()), (depth, self.request)))
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -89,18 +89,6 @@ class BoundRequest:
 
     def __hash__(self) -> int:
         return hash((id(self.request), *map(id, self.models)))
-
-
-_requests: weakref.WeakValueDictionary[tuple[Any, ...], Request] = weakref.WeakValueDictionary()
-_nested: weakref.WeakValueDictionary[tuple[tuple[int, Request], ...], ActiveRequests] = weakref.WeakValueDictionary()
-
-
-def request_with(*parts: Any) -> Request:
-    """The request with these attributes."""
-    known = _requests.get(parts)
-    if known is None:
-        known = _requests[parts] = Request(*parts)
-    return known
 
 
 def joined(bound: Sequence[BoundRequest]) -> BoundRequest:
@@ -244,8 +232,31 @@ class Run:
         del self.open_functions[self._n_functions :]
 
 
-def _active_requests(requests: tuple[tuple[int, Request], ...]) -> ActiveRequests:
-    known = _nested.get(requests)
-    if known is None:
-        known = _nested[requests] = ActiveRequests(requests)
-    return known
+class _KnownRequests:
+    """Equal requests are one object, as long as it is used: programs are traced per request."""
+
+    def __init__(self) -> None:
+        self._requests: weakref.WeakValueDictionary[tuple[Any, ...], Request] = weakref.WeakValueDictionary()
+        self._active: weakref.WeakValueDictionary[Any, ActiveRequests] = weakref.WeakValueDictionary()
+
+    def request(self, parts: tuple[Any, ...]) -> Request:
+        """The request with these attributes."""
+        known = self._requests.get(parts)
+        if known is None:
+            known = self._requests[parts] = Request(*parts)
+        return known
+
+    def active(self, requests: tuple[tuple[int, Request], ...]) -> ActiveRequests:
+        """Requests in force together, each with the depth of its capture."""
+        known = self._active.get(requests)
+        if known is None:
+            known = self._active[requests] = ActiveRequests(requests)
+        return known
+
+
+_KNOWN = _KnownRequests()
+
+
+def request_with(*parts: Any) -> Request:
+    """The request with these attributes."""
+    return _KNOWN.request(parts)

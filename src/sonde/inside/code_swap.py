@@ -17,7 +17,7 @@ from collections.abc import Collection
 from types import CodeType, FunctionType
 from typing import Literal
 
-from sonde.inside.heap import HEAP, LOCK
+from sonde.inside.heap import HEAP
 from sonde.inside.instrumented import FunctionMarks
 from sonde.inside.method_hooks import Through
 from sonde.inside.source import SourceFile, file_named, function_of
@@ -76,7 +76,7 @@ class Replacements:
             code = None if marks is None else marks.code(use == "parts")
             if code is None or code.co_freevars != function.__code__.co_freevars:
                 return
-        LOCK.run(lambda: self._swap(function, marks, use))
+        HEAP.lock.run(lambda: self._swap(function, marks, use))
 
     def _swap(self, function: FunctionType, marks: FunctionMarks | None, use: Use) -> None:
         key = id(function)
@@ -95,7 +95,7 @@ class Replacements:
     def end(self) -> None:
         """Undoes everything."""
         self.hooks.close()
-        LOCK.run(self._restore)
+        HEAP.lock.run(self._restore)
 
     def _restore(self) -> None:
         for key, entry in self._mine:

@@ -13,7 +13,6 @@ from typing import Any
 
 from sonde._jax import InterruptibleLock
 
-LOCK = InterruptibleLock()  # for everything that finds and changes functions of the process
 _chained = itertools.chain.from_iterable
 _map: Any = map
 
@@ -27,9 +26,13 @@ class Heap:
     one of all objects again.
     Python does not list objects that a program has frozen (`gc.freeze`); they are found through the others, once.
     Counting them takes time too, if there are many: they are counted again if an object that must be young is not.
+
+    Attributes:
+        lock: For everything that finds and changes functions of the process.
     """
 
     def __init__(self) -> None:
+        self.lock = InterruptibleLock()
         self._by_file: dict[str, dict[int, weakref.ref[FunctionType]]] = {}
         self._frozen: list[weakref.ref[FunctionType]] = []
         self._n_frozen = 0
@@ -38,7 +41,7 @@ class Heap:
 
     def functions(self, files: Collection[str]) -> list[FunctionType]:
         """The function objects of some files."""
-        return LOCK.run(lambda: self._functions(files))
+        return self.lock.run(lambda: self._functions(files))
 
     def _functions(self, files: Collection[str]) -> list[FunctionType]:
         if self._at_collection not in gc.callbacks:
@@ -59,7 +62,7 @@ class Heap:
         def found() -> set[str]:
             return {f.__code__.co_filename for f in itertools.chain(_listed(None), self._frozen_functions())}
 
-        return LOCK.run(found)
+        return self.lock.run(found)
 
     def _may_have_frozen(self, young: list[FunctionType]) -> bool:
         """Whether more may be frozen than the last time."""

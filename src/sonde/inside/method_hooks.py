@@ -34,6 +34,7 @@ from sonde.core import (
     note_result,
     overrides_running,
 )
+from sonde.inside.value_sites import LIBRARY_TYPES
 
 _CALL, _INNER = "\0sonde:through", "\0sonde:inner"
 
@@ -149,20 +150,8 @@ def _has_arrays(value: Any, keep: Callable[[Any], bool]) -> bool:
     return any(isinstance(x, (jax.Array, np.ndarray)) for x in flattened(value, keep)[0])
 
 
-_beside: list[type] = []
-
-
-def register_beside(cls: type) -> None:
-    """Registers a class whose arrays modules pass on beside their values, such as running statistics.
-
-    Edits leave its objects alone. An edit may make each array of a value vary over the examples of a `vmap`, but these
-    are often shared by all examples.
-    """
-    _beside.append(cls)
-
-
 def _is_kept_by_edits(value: Any) -> bool:
-    return isinstance(value, tuple(_beside)) or is_kept(value)
+    return isinstance(value, LIBRARY_TYPES.passed_on) or is_kept(value)
 
 
 def is_kept(value: Any) -> bool:

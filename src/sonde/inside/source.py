@@ -28,8 +28,6 @@ _FUTURE = 0
 for _name in __future__.all_feature_names:
     _FUTURE |= getattr(__future__, _name).compiler_flag
 
-_lock = InterruptibleLock()
-
 CHANGED = (
     "its source has changed since it was loaded, or a tool changed it when it was loaded; load it again (in a "
     "notebook, run its cell again), without the tool"
@@ -136,7 +134,7 @@ class SourceFile:
                 self._marked[parts] = found
             return self._marked[parts]
 
-        return _lock.run(codes).get(function.function.index)
+        return _FILES.lock.run(codes).get(function.function.index)
 
     def _compiled(self, parts: bool) -> CodeType:
         tree = marked_tree(self._source, self.filename, parts=parts)
@@ -223,8 +221,23 @@ def _start(code: CodeType) -> tuple[int, int] | None:
     return min(places, default=None)
 
 
-_files: dict[tuple[str, int], tuple[list[str], SourceFile | None]] = {}
-_shared: dict[tuple[str, int, str], SourceFile | None] = {}
+class _Files:
+    """The files that were read, for the life of the process: reading one takes as long as importing it.
+
+    Attributes:
+        lock: For reading and compiling.
+        by_name: By name and inherited future imports, with the lines that were read. A file that has changed is read
+            again.
+        by_text: Texts that a loader shows for the code of a file, which has others.
+    """
+
+    def __init__(self) -> None:
+        self.lock = InterruptibleLock()
+        self.by_name: dict[tuple[str, int], tuple[list[str], SourceFile | None]] = {}
+        self.by_text: dict[tuple[str, int, str], SourceFile | None] = {}
+
+
+_FILES = _Files()
 
 
 def file_named(filename: str, flags: int = 0, *, loaded_by: dict[str, Any] | None = None) -> SourceFile | None:
@@ -239,14 +252,14 @@ def file_named(filename: str, flags: int = 0, *, loaded_by: dict[str, Any] | Non
 
     def file_now() -> SourceFile | None:
         lines = lines_named(filename, loaded_by)
-        known = _files.get(key)
+        known = _FILES.by_name.get(key)
         if known is not None and (known[0] is lines or known[0] == lines):
             return known[1]
         file = _read_file(filename, "".join(lines), flags) if lines else None
-        _files[key] = (lines, file)
+        _FILES.by_name[key] = (lines, file)
         return file
 
-    return _lock.run(file_now)
+    return _FILES.lock.run(file_now)
 
 
 def _read_file(filename: str, text: str, flags: int) -> SourceFile | None:
@@ -254,6 +267,11 @@ def _read_file(filename: str, text: str, flags: int) -> SourceFile | None:
         return SourceFile(filename, text, flags)
     except (SyntaxError, ValueError, RecursionError):  # a page or a template, not Python; or data, too deep for it
         return None
+
+
+def _read_text(key: tuple[str, int, str]) -> None:
+    filename, flags, text = key
+    _FILES.by_text.setdefault(key, _read_file(filename, text, flags))
 
 
 def _files_of(code: CodeType, loaded_by: dict[str, Any] | None) -> Iterator[SourceFile]:
@@ -266,9 +284,9 @@ def _files_of(code: CodeType, loaded_by: dict[str, Any] | None) -> Iterator[Sour
     for text in other_texts(code):
         for flags in dict.fromkeys((0, code.co_flags & _FUTURE)):
             key = (code.co_filename, flags, text)
-            if key not in _shared:
-                _lock.run(lambda key=key: _shared.setdefault(key, _read_file(key[0], key[2], key[1])))
-            if (file := _shared[key]) is not None:
+            if key not in _FILES.by_text:
+                _FILES.lock.run(functools.partial(_read_text, key))
+            if (file := _FILES.by_text[key]) is not None:
                 yield file
 
 

@@ -59,17 +59,39 @@ class Other:
         return hash(self.name)
 
 
-_array_types: set[type] = set()
+class _LibraryTypes:
+    """Classes that libraries have registered.
+
+    Attributes:
+        arrays: Pytrees whose instances are used like arrays and do not change.
+        passed_on: Classes whose arrays modules pass on beside their values, such as running statistics.
+    """
+
+    def __init__(self) -> None:
+        self.arrays: set[type] = set()
+        self.passed_on: tuple[type, ...] = ()
+
+
+LIBRARY_TYPES = _LibraryTypes()
 
 
 def _unseen() -> contextlib.AbstractContextManager[None]:
     """Around the methods that take a library's arrays apart: the program does not call them here, marked or not."""
-    return with_capture_state(None) if _array_types else contextlib.nullcontext()
+    return with_capture_state(None) if LIBRARY_TYPES.arrays else contextlib.nullcontext()
 
 
 def register_arrays(*types: type) -> None:
     """Registers classes of pytrees whose instances are used like arrays and do not change."""
-    _array_types.update(types)
+    LIBRARY_TYPES.arrays.update(types)
+
+
+def register_passed_on(cls: type) -> None:
+    """Registers a class whose arrays modules pass on beside their values, such as running statistics.
+
+    Edits leave its objects alone. An edit may make each array of a value vary over the examples of a `vmap`, but these
+    are often shared by all examples.
+    """
+    LIBRARY_TYPES.passed_on += (cls,)
 
 
 def is_array(value: Any) -> bool:
@@ -128,7 +150,7 @@ def marked(
         if not any(arrays):
             return value
         statics = tuple(x if type(x) in _KEPT else Other(x) for x, a in zip(leaves, arrays) if not a)
-        shared = type(value) not in _array_types and (
+        shared = type(value) not in LIBRARY_TYPES.arrays and (
             references is None or references > _alone() or _has_attributes(value) or not _parts_are_alone(value)
         )
     else:
@@ -201,7 +223,12 @@ def _is_container(value: Any) -> bool:
     kind = type(value)
     if kind is dict:
         return all(type(key) is str for key in value) or all(type(key) is int for key in value)
-    return kind is tuple or kind is list or kind in _array_types or (issubclass(kind, tuple) and _is_named_tuple(kind))
+    return (
+        kind is tuple
+        or kind is list
+        or kind in LIBRARY_TYPES.arrays
+        or (issubclass(kind, tuple) and _is_named_tuple(kind))
+    )
 
 
 def _is_named_tuple(kind: type) -> bool:
@@ -211,7 +238,7 @@ def _is_named_tuple(kind: type) -> bool:
 
 def _holds_arrays(value: Any, around: list[Any]) -> bool:
     """Whether there are arrays in a container; False if it contains itself, because it is then not a tree."""
-    if type(value) in _array_types:
+    if type(value) in LIBRARY_TYPES.arrays:
         try:
             return any(map(is_array, jax.tree.leaves(value)))
         except Exception:  # an object that is still being made
@@ -242,7 +269,7 @@ def _rebuilt(value: Any, leaves: Iterator[Any]) -> Any:
         return None
     if _is_leaf(value):
         return next(leaves)
-    if type(value) in _array_types:
+    if type(value) in LIBRARY_TYPES.arrays:
         tree = jax.tree.structure(value)
         return jax.tree.unflatten(tree, itertools.islice(leaves, tree.num_leaves))
     if type(value) is dict:
@@ -256,12 +283,12 @@ def _rebuilt(value: Any, leaves: Iterator[Any]) -> Any:
 
 def _parts_are_alone(value: Any) -> bool:
     """Whether nothing but the container refers to the containers in it."""
-    if type(value) in _array_types:
+    if type(value) in LIBRARY_TYPES.arrays:
         return True
     parts = list(value.values()) if type(value) is dict else value
     extra = 1 if parts is not value else 0  # the list of values
     for part in parts:
-        if type(part) in _array_types:
+        if type(part) in LIBRARY_TYPES.arrays:
             continue
         if _is_container(part) and (
             sys.getrefcount(part) > _in_container() + extra or _has_attributes(part) or not _parts_are_alone(part)

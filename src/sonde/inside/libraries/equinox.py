@@ -12,7 +12,7 @@ import jax
 from sonde.core import ModuleKind, register_modules
 from sonde.inside.libraries.registry import Model, with_methods
 from sonde.inside.match_copies import CopiesByArrays
-from sonde.inside.method_hooks import register_beside
+from sonde.inside.value_sites import register_passed_on
 
 
 def _children(module: Any) -> Iterator[tuple[str, Any]]:
@@ -41,7 +41,7 @@ def _returns(module: Any) -> str | None:
     return "pytree" if isinstance(module, eqx.nn.Shared) else None
 
 
-register_beside(eqx.nn.State)
+register_passed_on(eqx.nn.State)
 register_modules(
     eqx.Module, ModuleKind(_children, is_root=_is_model, copies=CopiesByArrays(_arrays, _rest), returns=_returns)
 )
