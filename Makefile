@@ -14,7 +14,7 @@ COMPILED := $(abspath $(VENV))/compiled
 PYTEST    = find $(COMPILED) -type f -atime +7 -delete 2>/dev/null; JAX_COMPILATION_CACHE_DIR=$(COMPILED) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples-models test test-fast check test-thorough coverage test-transformers test-browser test-wheel docs pictures pre-commit bench clean
+.PHONY: help setup demo examples-models test test-fast check test-thorough mutants coverage test-transformers test-browser test-wheel docs pictures pre-commit bench clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -63,6 +63,10 @@ $(VENV)/.typed: $(VENV)/.ready $(shell find src -name '*.py')
 
 test-thorough: setup  ## The long runs; SEEDS=a:b runs only the generated programs of these seeds
 	export SEEDS=$(SEEDS); $(PYTEST) -n $(JOBS) -m thorough -q $(if $(SEEDS),-k test_many_random_programs)
+
+mutants: setup  ## Changes the source in SAMPLE=40 places, in copies, and counts how many changes the tests notice
+	JAX_COMPILATION_CACHE_DIR=$(COMPILED) $(BIN)/python -m tests.mutants $(MUTATED) --sample $(or $(SAMPLE),40) \
+	  $(if $(SEED),--seed $(SEED)) $(if $(TESTS),--tests $(TESTS))
 
 # From Python 3.12 on this takes hardly longer than the tests alone (`sys.monitoring`), before it three times as long.
 COVERAGE = COVERAGE_FILE=$(VENV)/coverage COVERAGE_CORE=$(shell $(BIN)/python -c \

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
@@ -40,35 +41,44 @@ def harvest(
     options): each batch is a tuple of arguments of f, or one argument; options is a dict with keep, keys, reduce or
     inside, as sonde.store.harvest takes them. The same command on the same FOLDER continues where it was interrupted.
     """
-    from sonde.cli.target import Target
-    from sonde.cli.user_program import running
-
-    with quiet_stdout(as_json):
-        f, batches, more = taken_apart(target)
-        if inside:
-            more["inside"] = inside
-        try:
-            with running(Target(target, f, (), {}), show_traceback=show_traceback, usable=(StoreError, TypeError)):
-                kept = sonde.store.harvest(
-                    f, batches, folder, *patterns, dtype=dtype, grads=grads, memory=memory << 20, **more
-                )
-        except (StoreError, TypeError) as error:
-            raise Unusable(str(error)) from error
+    with quiet_stdout(as_json), running_on_batches(target, inside, show_traceback) as (f, batches, more):
+        kept = sonde.store.harvest(f, batches, folder, *patterns, dtype=dtype, grads=grads, memory=memory << 20, **more)
     if as_json:
         show_json(contents_as_json(kept))
     else:
         show(kept)
 
 
-def taken_apart(target: str) -> tuple[Callable[..., Any], Any, dict[str, Any]]:
-    """The function, the batches and the options that a target gives."""
+BatchTarget = tuple[Callable[..., Any], Any, dict[str, Any]]
+
+
+@contextlib.contextmanager
+def running_on_batches(target: str, inside: tuple[str, ...], show_traceback: bool) -> Iterator[BatchTarget]:
+    """The function, the batches and the options of a target, for code that runs the function.
+
+    Errors of the function are reported as the user's, errors of the store without a traceback.
+    """
+    from sonde.cli.target import Target
+    from sonde.cli.user_program import running
+
+    f, batches, store_options = _batch_target(target)
+    if inside:
+        store_options["inside"] = inside
+    try:
+        with running(Target(target, f, (), {}), show_traceback=show_traceback, usable=(StoreError, TypeError)):
+            yield f, batches, store_options
+    except (StoreError, TypeError) as error:
+        raise Unusable(str(error)) from error
+
+
+def _batch_target(target: str) -> BatchTarget:
     from sonde.cli.target import object_at
 
-    found = object_at(target)
-    if callable(found) and not isinstance(found, tuple):
-        if inspect.signature(found).parameters:
+    value = object_at(target)
+    if callable(value) and not isinstance(value, tuple):
+        if inspect.signature(value).parameters:
             raise Unusable(f"{target} takes arguments; sonde harvest needs one without, that returns (f, batches)")
-        found = found()
-    if not isinstance(found, tuple) or len(found) not in (2, 3) or not callable(found[0]):
-        raise Unusable(f"{target} is a {type(found).__name__}; sonde harvest needs (f, batches)")
-    return found[0], found[1], dict(found[2]) if len(found) == 3 else {}
+        value = value()
+    if not isinstance(value, tuple) or len(value) not in (2, 3) or not callable(value[0]):
+        raise Unusable(f"{target} is a {type(value).__name__}; sonde harvest needs (f, batches)")
+    return value[0], value[1], dict(value[2]) if len(value) == 3 else {}

@@ -6,11 +6,10 @@ import click
 
 import sonde
 from sonde.cli import options
-from sonde.cli.exit_codes import TEXT, Unusable
-from sonde.cli.harvest import taken_apart
+from sonde.cli.exit_codes import TEXT
+from sonde.cli.harvest import running_on_batches
 from sonde.cli.output import quiet_stdout, show, show_json
 from sonde.cli.store import damage_as_json
-from sonde.errors import StoreError
 
 
 @click.command("repair", epilog=TEXT)
@@ -34,18 +33,8 @@ def repair(
     TARGET and the options are those of the sonde harvest that made the store. Only batches with damaged rows are
     computed, and rows are written only if they are what was written before.
     """
-    from sonde.cli.target import Target
-    from sonde.cli.user_program import running
-
-    with quiet_stdout(as_json):
-        f, batches, more = taken_apart(target)
-        if inside:
-            more["inside"] = inside
-        try:
-            with running(Target(target, f, (), {}), show_traceback=show_traceback, usable=(StoreError, TypeError)):
-                repaired = sonde.store.repair(f, batches, folder, *patterns, dtype=dtype, grads=grads, **more)
-        except (StoreError, TypeError) as error:
-            raise Unusable(str(error)) from error
+    with quiet_stdout(as_json), running_on_batches(target, inside, show_traceback) as (f, batches, more):
+        repaired = sonde.store.repair(f, batches, folder, *patterns, dtype=dtype, grads=grads, **more)
     if as_json:
         show_json({"repaired": damage_as_json(repaired)})
     else:

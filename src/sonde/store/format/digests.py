@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
+from sonde import _extras
 from sonde.store.format.rows import Piece
 
 
@@ -25,7 +25,7 @@ class Run:
         first: The first row.
         last: The row after the last.
         columns: For every axis of a row, the first element and the one after the last.
-        crc: The CRC-32 of its bytes.
+        crc: The CRC-32C of its bytes.
     """
 
     first: int
@@ -50,8 +50,12 @@ class Run:
 
 
 def crc_of(array: np.ndarray, before: int = 0) -> int:
-    """The CRC-32 of the numbers of an array, continued from that of others."""
-    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, before)
+    """The CRC-32C of the numbers of an array, continued from that of others.
+
+    Processors have an instruction for it: it takes a third of the time of zlib's CRC-32.
+    """
+    crc32c = _extras.load("google_crc32c", extra="store", purpose="A store of activations")
+    return crc32c.extend(before, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
 
 class Digester:

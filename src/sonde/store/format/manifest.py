@@ -22,7 +22,7 @@ from sonde.store.format.folder import Folder
 from sonde.store.format.sealed import checksum, damaged, seal, unseal
 
 FORMAT = "sonde.store"
-VERSION = 2
+VERSION = 3
 MANIFEST = "sonde.json"
 KINDS = ("values", "grads", "taken", "keys")
 _FIELD_TYPES = {

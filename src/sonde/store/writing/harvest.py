@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from sonde._array_text import indexed
 from sonde._version import __version__
-from sonde.core import Pattern, check_callable, check_pattern
+from sonde.core import Pattern
 from sonde.errors import StoreError
 from sonde.store.format import checksums, rows, zarr_arrays
 from sonde.store.format.folder import Folder, PathLike
@@ -23,7 +22,7 @@ from sonde.store.format.storage import Storage
 from sonde.store.reading.reader import Store
 from sonde.store.reading.reader import open as open_store
 from sonde.store.writing.multiprocess import Company, agree, check_alike, on_every_process, together
-from sonde.store.writing.program import BatchOutcome, BatchProgram, ToStore
+from sonde.store.writing.program import BatchOutcome, BatchProgram, program_for, with_first
 from sonde.store.writing.progress_bar import ProgressBar
 from sonde.store.writing.sigterm import asked_to_leave
 from sonde.store.writing.units import Worker, shared_manifest
@@ -105,12 +104,10 @@ def harvest(
         >>> kept["h"].shape, kept["h"][:2].dtype
         ((12, 2), dtype('float16'))
     """
-    check_callable(f, "harvest")
-    patterns = tuple(map(check_pattern, patterns))
-    dtype = None if dtype is None else jnp.dtype(dtype)
+    options = {"reduce": reduce, "grads": grads, "keep": keep, "keys": keys, "inside": inside, "compiled": compiled}
+    program = program_for("harvest", f, patterns, dtype=dtype, **options)
     if memory < 1:
         raise ValueError(f"harvest(memory=...) must be a positive number of bytes, got {memory}")
-    program = BatchProgram(ToStore(f, patterns, dtype, reduce, grads, keep, keys, inside, compiled))
     if unit is not None:
         _harvest_units(program, batches, Folder(folder, storage), unit, lease, memory, storage)
     else:
@@ -156,15 +153,12 @@ def _harvest_all(program: BatchProgram, batches: Iterable[Any], place: Folder, m
         stored = [] if listed is None else listed.inputs()
     told = manifest.identity if manifest is not None and manifest.prepared else None, len(stored), stored[-1:]
     check_alike(f"what is in {place.name!r}", repr(told).encode())
-    drawn = iter(batches)
-    first = list(itertools.islice(drawn, 1))
-    if not first:
-        raise ValueError("harvest: there are no batches")
-    request = request_of(program, first[0])
+    first, all_batches = with_first(batches, "harvest")
+    request = request_of(program, first)
     if manifest is not None:
         check_same(place, manifest.request, request)
     bar = ProgressBar(len(batches) if isinstance(batches, Sequence) else None, show=progress and _is_first())
-    numbered = enumerate(itertools.chain(first, drawn))
+    numbered = enumerate(all_batches)
     with bar:
         for number, batch in itertools.islice(numbered, len(stored)):
             if checksums.of_batch(batch).text() != stored[number]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -16,7 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde._array_text import describe
-from sonde.core import JitByStaticPart, Pattern, Record, Records, StaticPart, capture, inside_request, static_and_arrays
+from sonde.core import (
+    JitByStaticPart,
+    Pattern,
+    Record,
+    Records,
+    StaticPart,
+    capture,
+    check_callable,
+    check_pattern,
+    inside_request,
+    static_and_arrays,
+)
 from sonde.errors import StoreError
 from sonde.store.format import checksums
 
@@ -118,6 +129,27 @@ class BatchProgram:
                 "the code to look into with inside="
             )
         return BatchOutcome(tuple(names), tuple(stored), jnp.stack(beyond), mask)
+
+
+def program_for(
+    verb: str, f: Callable[..., Any], patterns: Iterable[Pattern], *, dtype: Any = None, **options: Any
+) -> BatchProgram:
+    """The program of a call of `harvest` or `repair`, after checking its arguments; options are those of `ToStore`."""
+    check_callable(f, verb)
+    stored_dtype = None if dtype is None else jnp.dtype(dtype)
+    return BatchProgram(ToStore(f, tuple(map(check_pattern, patterns)), stored_dtype, **options))
+
+
+def with_first(batches: Iterable[Any], verb: str) -> tuple[Any, Iterator[Any]]:
+    """The first batch, and an iterator over all of them.
+
+    Raises:
+        ValueError: There is none.
+    """
+    remaining = iter(batches)
+    for first in remaining:
+        return first, itertools.chain([first], remaining)
+    raise ValueError(f"{verb}: there are no batches")
 
 
 def arguments(batch: Any) -> tuple[Any, ...]:

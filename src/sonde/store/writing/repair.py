@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from sonde.core import Pattern, check_callable, check_pattern
+from sonde.core import Pattern
 from sonde.errors import StoreError
 from sonde.store.format import checksums, rows, zarr_arrays
 from sonde.store.format.folder import Folder, PathLike
@@ -20,7 +19,7 @@ from sonde.store.format.progress import Entry, Listed, read_progress
 from sonde.store.format.storage import Storage
 from sonde.store.reading.check import Damage, check
 from sonde.store.writing.harvest import check_fits, check_same, request_of
-from sonde.store.writing.program import BatchOutcome, BatchProgram, ToStore
+from sonde.store.writing.program import BatchOutcome, BatchProgram, program_for, with_first
 from sonde.store.writing.units import read_units
 
 
@@ -75,11 +74,10 @@ def repair(
         >>> len(store.repair(f, batches, folder)), store.check(folder)
         (1, [])
     """
-    check_callable(f, "repair")
+    options = {"reduce": reduce, "grads": grads, "keep": keep, "keys": keys, "inside": inside, "compiled": compiled}
+    program = program_for("repair", f, patterns, dtype=dtype, **options)
     if jax.process_count() > 1:
         raise StoreError("repair runs in one process: start it without jax.distributed")
-    dtype = None if dtype is None else jnp.dtype(dtype)
-    wanted = ToStore(f, tuple(map(check_pattern, patterns)), dtype, reduce, grads, keep, keys, inside, compiled)
     place = Folder(folder, storage)
     if read_units(place) is not None:
         raise StoreError(
@@ -90,13 +88,9 @@ def repair(
     damages = check(folder, storage=storage)
     if not damages:
         return []
-    drawn = iter(batches)
-    first = list(itertools.islice(drawn, 1))
-    if not first:
-        raise ValueError("repair: there are no batches")
-    program = BatchProgram(wanted)
-    check_same(place, manifest.request, request_of(program, first[0]))
-    _Repair(place, manifest, listed, damages).run(program, itertools.chain(first, drawn))
+    first, all_batches = with_first(batches, "repair")
+    check_same(place, manifest.request, request_of(program, first))
+    _Repair(place, manifest, listed, damages).run(program, all_batches)
     place.write_all(zarr_arrays.metadata_files(manifest.arrays, listed.rows))
     left = check(folder, storage=storage)
     if left:

@@ -1,0 +1,1 @@
+"""Small changes of the source that a test should notice, and whether one does: `make mutants`."""
