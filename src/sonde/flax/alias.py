@@ -174,21 +174,21 @@ class _Around(_Watched):
             place, name = _RENAMED[self.__name__, attribute]
             return getattr(importlib.import_module(place), name)
         for place in self._places:
-            found = getattr(importlib.import_module(place), attribute, _MISSING)
-            if found is not _MISSING and not isinstance(found, types.ModuleType):
-                return found
+            value = getattr(importlib.import_module(place), attribute, _MISSING)
+            if value is not _MISSING and not isinstance(value, types.ModuleType):
+                return value
         below = _switch.module(f"{self.__name__}.{attribute}")
         if below is not None:
             return below
-        found = getattr(_switch.real(self.__name__), attribute, _MISSING)
+        value = getattr(_switch.real(self.__name__), attribute, _MISSING)
         if (self.__name__, attribute) == ("flax", "config"):  # Sonde reads it, whether it is Flax's or not
-            return _flax_flags.OWN if found is _MISSING else found
+            return _flax_flags.OWN if value is _MISSING else value
         name = f"{self.__name__}.{attribute}"
-        if found is _MISSING:
+        if value is _MISSING:
             _alias_log.note(name, "missing")
             raise AttributeError(f"module {self.__name__!r}, as `sonde.alias` provides it, has no {attribute!r}")
         _alias_log.note(name, "from Flax", _NOT_OURS if f"{self.__name__}.".startswith("flax.core.") else None)
-        return found
+        return value
 
     def __dir__(self) -> list[str]:
         return sorted({n for place in self._places for n in dir(importlib.import_module(place))})
@@ -287,11 +287,11 @@ class _Switch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Replaces the empty module with the one that the name means."""
-        found = self.module(module.__name__)
-        assert found is not None
-        if isinstance(found, _Around):
-            found.__spec__ = module.__spec__
-        sys.modules[module.__name__] = found
+        standing_in = self.module(module.__name__)
+        assert standing_in is not None
+        if isinstance(standing_in, _Around):
+            standing_in.__spec__ = module.__spec__
+        sys.modules[module.__name__] = standing_in
 
 
 def _introduce(real: dict[str, types.ModuleType]) -> None:

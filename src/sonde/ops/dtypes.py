@@ -51,8 +51,10 @@ def canonicalize_dtype(*args: Any, dtype: Dtype | None = None, inexact: bool = T
             raise ValueError(f"dtype must be inexact (floating or complex) to compute in, got {dtype}.")
         return dtype
     present = [jnp.asarray(x) for x in args if x is not None]
-    found = jnp.result_type(*present)
-    return found if not inexact or jnp.issubdtype(found, jnp.inexact) else jnp.promote_types(found, jnp.float32)
+    promoted = jnp.result_type(*present)
+    return (
+        promoted if not inexact or jnp.issubdtype(promoted, jnp.inexact) else jnp.promote_types(promoted, jnp.float32)
+    )
 
 
 def promote_dtype(args: T, /, *, dtype: Dtype | None = None, inexact: bool = True) -> T:

@@ -276,9 +276,9 @@ def fp8_scaled_dot_general(
         The product, in `preferred_element_type`.
     """
     dtype = preferred_element_type or jnp.result_type(lhs, rhs)
-    left: Any = in_q(quantize_compute_type, jnp.float8_e4m3fn, lhs, lhs_scale, lhs_amax_history)
+    quantized_lhs: Any = in_q(quantize_compute_type, jnp.float8_e4m3fn, lhs, lhs_scale, lhs_amax_history)
     right: Any = in_q(quantize_compute_type, jnp.float8_e4m3fn, rhs, rhs_scale, rhs_amax_history)
-    (small_lhs, lhs_scale), (small_rhs, rhs_scale) = left, right
+    (small_lhs, lhs_scale), (small_rhs, rhs_scale) = quantized_lhs, right
     product = quantized_dot(
         lhs,
         small_lhs,

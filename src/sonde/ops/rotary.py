@@ -82,29 +82,29 @@ class Rotary:
             max_positions: `max_position_embeddings` of the config.
             original: `original_max_position_embeddings` of the config itself, if it has one.
         """
-        told = dict(scaling or {})
-        kind = told.get("rope_type", told.get("type", "default"))
-        trained = told.get("original_max_position_embeddings", original) or max_positions
-        factor = told.get("factor")
+        entries = dict(scaling or {})
+        kind = entries.get("rope_type", entries.get("type", "default"))
+        trained = entries.get("original_max_position_embeddings", original) or max_positions
+        factor = entries.get("factor")
         if kind in ("longrope", "su"):
             # The two lengths take precedence over a factor, which some checkpoints also have.
             kind, factor = "longrope", factor if original is None and factor else max_positions / trained
         return cls(
             width=width,
-            theta=float(told.get("rope_theta", theta)),
+            theta=float(entries.get("rope_theta", theta)),
             kind=kind,
             factor=float(factor or 1.0),
             trained_length=int(max_positions if kind == "dynamic" else trained),
-            low_factor=float(told.get("low_freq_factor", 1.0)),
-            high_factor=float(told.get("high_freq_factor", 4.0)),
-            beta_fast=float(told.get("beta_fast") or 32.0),
-            beta_slow=float(told.get("beta_slow") or 1.0),
-            truncate=bool(told.get("truncate", True)),
-            scale=told.get("attention_factor"),
-            mscale=told.get("mscale"),
-            mscale_all_dim=told.get("mscale_all_dim"),
-            short_factors=tuple(told.get("short_factor", ())),
-            long_factors=tuple(told.get("long_factor", ())),
+            low_factor=float(entries.get("low_freq_factor", 1.0)),
+            high_factor=float(entries.get("high_freq_factor", 4.0)),
+            beta_fast=float(entries.get("beta_fast") or 32.0),
+            beta_slow=float(entries.get("beta_slow") or 1.0),
+            truncate=bool(entries.get("truncate", True)),
+            scale=entries.get("attention_factor"),
+            mscale=entries.get("mscale"),
+            mscale_all_dim=entries.get("mscale_all_dim"),
+            short_factors=tuple(entries.get("short_factor", ())),
+            long_factors=tuple(entries.get("long_factor", ())),
         )
 
     @property

@@ -27,8 +27,8 @@ class Functional:
 
     def init(self, *, rngs: nnx.Rngs | None = None) -> Any:
         """Makes the Module and returns its state."""
-        given = dict(self.kwargs) if rngs is None else {**self.kwargs, "rngs": rngs}
-        self.graphdef, state = nnx.split(self.module_type(*self.args, **given))
+        keywords = dict(self.kwargs) if rngs is None else {**self.kwargs, "rngs": rngs}
+        self.graphdef, state = nnx.split(self.module_type(*self.args, **keywords))
         return state
 
     def apply(self, *states: Any) -> Any:

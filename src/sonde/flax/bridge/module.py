@@ -89,18 +89,18 @@ def next_name(entry: ModuleStackEntry, base: str) -> str:
 
 def binding(module: Any) -> Binding:
     """The binding of a module; an empty one if it is not bound."""
-    found = vars(module).get("_binding")
-    if found is None:
-        found = Binding({})
-        module._binding = found
-    return found
+    module_binding = vars(module).get("_binding")
+    if module_binding is None:
+        module_binding = Binding({})
+        module._binding = module_binding
+    return module_binding
 
 
 def attach(parent: Any, child: Any, name: str, priority: AttrPriority = AttrPriority.DEFAULT) -> None:
     """Makes a module a submodule under a name, and gives it the pending variables of that name."""
-    here = binding(parent)
-    here.priorities.setdefault(name, priority)
-    bind(child, parent.scope, here.pending.get(name))
+    parent_binding = binding(parent)
+    parent_binding.priorities.setdefault(name, priority)
+    bind(child, parent.scope, parent_binding.pending.get(name))
     setattr(parent, name, child)
 
 
@@ -161,11 +161,11 @@ class Module(nnx.Module, metaclass=ModuleMeta):
         self._set_up()
 
     def _set_up(self) -> None:
-        here = binding(self)
-        if not here.is_set_up:
-            here.is_set_up = True
+        own_binding = binding(self)
+        if not own_binding.is_set_up:
+            own_binding.is_set_up = True
             for name, value in list(vars(self).items()):
-                bind(value, self.scope, here.pending.get(name))
+                bind(value, self.scope, own_binding.pending.get(name))
             with MODULE_CONTEXT.running(self, in_compact=False):
                 self.setup()
 
@@ -179,16 +179,16 @@ class Module(nnx.Module, metaclass=ModuleMeta):
     def _adopted(self, name: str, value: Any, held: Binding) -> Any:
         """The value to store for an attribute that is set during a run: modules in it become submodules."""
         if isinstance(value, nnx.Module) and not isinstance(value, nnx.List):
-            given = vars(value).pop("_given_name", None)
-            if given is not None and given != name:
-                attach(self, value, given, AttrPriority.INIT_PARENT)
+            given_name = vars(value).pop("_given_name", None)
+            if given_name is not None and given_name != name:
+                attach(self, value, given_name, AttrPriority.INIT_PARENT)
             bind(value, self.scope, held.pending.get(name))
         elif isinstance(value, (list, tuple)) and any(isinstance(v, nnx.Module) for v in value):
             waiting = held.pending.get(name, {})
             for i, item in enumerate(value):
-                given = vars(item).pop("_given_name", None)
-                if given is not None:
-                    attach(self, item, given, AttrPriority.INIT_PARENT)
+                given_name = vars(item).pop("_given_name", None)
+                if given_name is not None:
+                    attach(self, item, given_name, AttrPriority.INIT_PARENT)
                 bind(item, self.scope, waiting.get(i))
             return nnx.List(value)
         return value
@@ -270,10 +270,10 @@ class Module(nnx.Module, metaclass=ModuleMeta):
     @property
     def variables(self) -> dict[str, Any]:
         """The variables of this module and its submodules, by collection."""
-        found: dict[str, Any] = {}
+        variables: dict[str, Any] = {}
         for path, variable in _walk(self, (), set()):
-            put_at(found, (collection_of(variable), *path), to_linen_var(variable))
-        return found
+            put_at(variables, (collection_of(variable), *path), to_linen_var(variable))
+        return variables
 
     # --------------------------------------------------------------------------------------------------- runs
 

@@ -34,8 +34,8 @@ class HostOfNnx:
         first = self.is_initializing()
         if not first:
             keys.setdefault("default", 0)
-        given = dict(self.kwargs) if self.skip_rng else {**self.kwargs, "rngs": library.nnx.Rngs(**keys)}
-        module = self.nnx_class(*self.args, **given)
+        keywords = dict(self.kwargs) if self.skip_rng else {**self.kwargs, "rngs": library.nnx.Rngs(**keys)}
+        module = self.nnx_class(*self.args, **keywords)
         if first:
             self._store(module, library)
         else:
@@ -154,8 +154,8 @@ def method_of(host: Any, name: str) -> Any:
     if name.startswith("_"):
         return None
     inside = vars(host).get("nnx_class")
-    found = getattr(inside, name, None) if isinstance(inside, type) else None
-    return functools.partial(host.__call__, nnx_method=found) if callable(found) else None
+    method = getattr(inside, name, None) if isinstance(inside, type) else None
+    return functools.partial(host.__call__, nnx_method=method) if callable(method) else None
 
 
 def to_linen(

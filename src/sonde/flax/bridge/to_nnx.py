@@ -97,8 +97,8 @@ class HostOfLinen:
         known = dict(leaves_of(old))
         new = set()
         for path, variable in leaves_of(attributes):
-            here: Any = known.get(path)
-            if type(here) is not type(variable) or here.get_raw_value() is not variable.get_raw_value():
+            existing: Any = known.get(path)
+            if type(existing) is not type(variable) or existing.get_raw_value() is not variable.get_raw_value():
                 put_at(old, path, variable)
                 new.add(path[0])
         for name in sorted(new):
@@ -181,9 +181,9 @@ def _as_guest(variable: Any, guest: Any) -> Any:
 def _guest_attributes(module: Any, library: Library, host: Any) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for path, variable in library.nnx.to_flat_state(library.nnx.state(module)):
-        here = translated(variable, host)
-        here.set_metadata(**{GUEST_TYPE: type(variable)})
-        put_at(nested, path, here)
+        nnx_variable = translated(variable, host)
+        nnx_variable.set_metadata(**{GUEST_TYPE: type(variable)})
+        put_at(nested, path, nnx_variable)
     return nested
 
 

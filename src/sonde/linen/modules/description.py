@@ -27,10 +27,10 @@ def description(module: Module, indent: int = 4) -> str:
     fields = [f for f in dataclasses.fields(module) if f.repr and f.init and f.name not in ("parent", "name")]
     state = module.__dict__.get("_state")
     children = state.children if state is not None else {}
-    given = {f.name for f in fields}
+    field_names = {f.name for f in fields}
     body = [
         *block("attributes", ((f.name, getattr(module, f.name)) for f in fields)),
-        *block("children", ((k, v) for k, v in children.items() if k not in given)),
+        *block("children", ((k, v) for k, v in children.items() if k not in field_names)),
     ]
     name = type(module).__name__
     return "\n".join([f"{name}(", *body, ")"]) if body else f"{name}()"

@@ -67,10 +67,12 @@ def check_variables(variables: Any, *, where: str) -> Mapping[str, Any]:
         for name, tree in variables.items()
     )
     if not valid:
-        found = f"a dict with keys {list(variables)[:5]}" if isinstance(variables, Mapping) else repr(type(variables))
+        what_was_given = (
+            f"a dict with keys {list(variables)[:5]}" if isinstance(variables, Mapping) else repr(type(variables))
+        )
         raise ApplyScopeInvalidVariablesTypeError(
             f"the first argument of {where} must be a dict of collections, each a dict with strings as keys, such as "
-            f"{{'params': ...}}; got {found}"
+            f"{{'params': ...}}; got {what_was_given}"
         )
     params = variables.get("params", {})
     if set(params) == {"params"} and isinstance(params["params"], Mapping):
@@ -92,17 +94,17 @@ def function_of(module: Module, method: Any, *, where: str) -> Callable[..., Any
         method = "__call__"
     if isinstance(method, str):
         name = method
-        found = getattr(type(module), name, None)
-        if found is None and name in attach.fields_of(module):
-            found = getattr(module, name)
-        if found is None:
+        attribute = getattr(type(module), name, None)
+        if attribute is None and name in attach.fields_of(module):
+            attribute = getattr(module, name)
+        if attribute is None:
             raise AttributeError(
                 f"cannot call {where} with method={name!r}: {type(module).__name__} has no such attribute"
             )
-        if not callable(found):
+        if not callable(attribute):
             raise ApplyModuleInvalidMethodError(
-                f"cannot call {where} with method={name!r}: it is a {type(found).__name__} of {type(module).__name__} "
-                "and cannot be called"
+                f"cannot call {where} with method={name!r}: it is a {type(attribute).__name__} of "
+                f"{type(module).__name__} and cannot be called"
             )
         return lambda bound, *args, **kwargs: getattr(bound, name)(*args, **kwargs)
     if not callable(method):

@@ -56,7 +56,7 @@ class MethodCall:
 
 def calls_of(module: Module, rngs: Any, *args: Any, method: Any = None, **kwargs: Any) -> tuple[list[MethodCall], Any]:
     """All calls during an `init`, in the order in which they began, and the shapes of the variables."""
-    found: list[MethodCall] = []
+    calls: list[MethodCall] = []
     returned: set[tuple[str, ...]] = set()
 
     def write_down(next_fun: Callable[..., Any], args: Any, kwargs: Any, about: InterceptorContext) -> Any:
@@ -64,7 +64,7 @@ def calls_of(module: Module, rngs: Any, *args: Any, method: Any = None, **kwargs
         if about.method_name == "setup" or scope is None:
             return next_fun(*args, **kwargs)
         call = MethodCall(about.module, scope.path, about.method_name, *_kept((args, kwargs)))
-        found.append(call)
+        calls.append(call)
         output = next_fun(*args, **kwargs)
         call.outputs = _kept(output)
         call.module = about.module.clone(_deep_clone=True)
@@ -84,7 +84,7 @@ def calls_of(module: Module, rngs: Any, *args: Any, method: Any = None, **kwargs
 
     variables = jax.eval_shape(run, arrays)
     order = sorted(collections, key=lambda name: name != "params")  # JAX has sorted them by name
-    return found, {name: variables[name] for name in order}
+    return calls, {name: variables[name] for name in order}
 
 
 def _kept(tree: Any) -> Any:
@@ -222,13 +222,13 @@ def _rows(
         everything = {name: part for name, tree in variables.items() if (part := _at(tree, call.path))}
         own = {c: {} if repeated else _without(tree, call.path, paths) for c, tree in everything.items()}
         hides = depth is not None and len(call.path) == depth and not repeated
-        given = (*call.args, *((dict(call.kwargs),) if call.kwargs else ()))
+        inputs = (*call.args, *((dict(call.kwargs),) if call.kwargs else ()))
         rows.append(
             Row(
                 call.path,
                 call.module,
                 call.method,
-                _single(given),
+                _single(inputs),
                 _single(call.outputs),
                 own,
                 everything if hides else own,

@@ -187,12 +187,12 @@ def variable_with_axes(
     """
     module = _running(module, "variable_with_axes")
     made = module.variable(collection, name, init_fn, *init_args, **init_kwargs)
-    found = PartitionedVariable(made.scope, collection, name, axes, fallback)
+    partitioned = PartitionedVariable(made.scope, collection, name, axes, fallback)
     if axes is not None:
         _note(module, collection, name, axes)
-        if found.is_mutable():
-            found.value = made.value
-    return found
+        if partitioned.is_mutable():
+            partitioned.value = made.value
+    return partitioned
 
 
 def _is_names(names: Any) -> bool:

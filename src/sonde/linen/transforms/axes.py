@@ -66,13 +66,13 @@ def group(variable_axes: Mapping[Any, Any]) -> Grouped:
 
 def axes_of_leaves(axes: Any, tree: Any) -> list[Any]:
     """The axis of every leaf of a tree, where `axes` is a tree prefix of axes, which may include None."""
-    found: list[Any] = []
+    axis_of_each: list[Any] = []
 
     def note(axis: Any, part: Any) -> None:
-        found.extend([axis] * len(jax.tree.leaves(part)))
+        axis_of_each.extend([axis] * len(jax.tree.leaves(part)))
 
     jax.tree.map(note, axes, tree, is_leaf=lambda a: a is None)
-    return found
+    return axis_of_each
 
 
 def common_size(axes: Any, tree: Any, *, given: int | None, what: str, where: str, option: str) -> int:

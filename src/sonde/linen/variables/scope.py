@@ -283,12 +283,12 @@ class Scope(ScopeNames):
 
     def collection(self, name: str) -> Mapping[str, Any]:
         """The variables of a collection in this scope; empty if there are none."""
-        found = self._roots.get(name, {})
+        variables = self._roots.get(name, {})
         for part in self._tail:
-            if not isinstance(found, Mapping):
+            if not isinstance(variables, Mapping):
                 return {}
-            found = found.get(part, {})
-        return found if isinstance(found, Mapping) else {}
+            variables = variables.get(part, {})
+        return variables if isinstance(variables, Mapping) else {}
 
     def has_collection(self, name: str) -> bool:
         """Whether a collection was given, or made, anywhere in the run."""
@@ -296,14 +296,14 @@ class Scope(ScopeNames):
 
     def collections(self) -> dict[str, Any]:
         """All variables in this scope, as a dict of collections without empty ones."""
-        found = {name: self.collection(name) for name in self._roots}
-        return {name: tree for name, tree in found.items() if tree or not self._tail}
+        collections = {name: self.collection(name) for name in self._roots}
+        return {name: tree for name, tree in collections.items() if tree or not self._tail}
 
     def _writable(self, name: str) -> dict[str, Any]:
-        found = self._roots.setdefault(name, {})
+        variables = self._roots.setdefault(name, {})
         for part in self._tail:
-            found = found.setdefault(part, {})
-        return found
+            variables = variables.setdefault(part, {})
+        return variables
 
     def has(self, collection: str, name: str) -> bool:
         """Whether a variable exists."""
@@ -358,13 +358,13 @@ class Scope(ScopeNames):
             ScopeCollectionNotFound: the same, and the collection is empty.
         """
         self.check_live()
-        found = Variable(self, collection, name, unbox=unbox)
+        variable = Variable(self, collection, name, unbox=unbox)
         if self.has(collection, name):
-            return found
+            return variable
         if init_fn is None or not self.is_mutable(collection):
             raise self._absent(f"variable {name!r}", collection, ScopeVariableNotFoundError)
         self.put(collection, name, init_fn(*args, **kwargs))
-        return found
+        return variable
 
     def param(self, name: str, init_fn: Callable[..., Any], *args: Any, unbox: bool = True, **kwargs: Any) -> Any:
         """The value of a parameter, which is made during `init`.
@@ -387,10 +387,11 @@ class Scope(ScopeNames):
 
     def _absent(self, what: str, collection: str, error: type[Exception]) -> Exception:
         """The error for a variable that the module needs, but that was not given and must not be made."""
-        given = sorted(map(str, self.collection(collection)))
-        if given:
+        present_names = sorted(map(str, self.collection(collection)))
+        if present_names:
             return error(
-                f"module {self.path_text} needs {what}, which collection {collection!r} does not have; it has {given}"
+                f"module {self.path_text} needs {what}, which collection {collection!r} does not have; it has "
+                f"{present_names}"
             )
         make_it = "" if collection == "params" else f", or mutable={[collection]!r}"
         kind = error if self._roots.get(collection) else ScopeCollectionNotFound
@@ -402,9 +403,9 @@ class Scope(ScopeNames):
     def _check_shape(
         self, name: str, value: Any, init_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        given = jax.tree.leaves(meta.unbox(value))
+        value_leaves = jax.tree.leaves(meta.unbox(value))
         expected = jax.tree.leaves(jax.eval_shape(lambda: meta.unbox(init_fn(_any_key(), *args, **kwargs))))
-        for ours, theirs in zip(given, expected, strict=False):
+        for ours, theirs in zip(value_leaves, expected, strict=False):
             # A leaf without a shape (a Python number, an object) is not checked.
             if np.shape(ours) != np.shape(theirs):
                 raise ScopeParamShapeError(
