@@ -73,6 +73,12 @@ def test_name_is_there_and_says_what_it_is(name: str) -> None:
     assert not text.startswith(f"{name}("), "the signature that dataclasses write is no documentation"
 
 
+@pytest.mark.parametrize("name", ["Record", "Records", "Site"])
+def test_what_a_capture_makes_has_no_public_constructor(name: str) -> None:
+    with pytest.raises(TypeError, match="out of a capture|where a value is marked"):
+        getattr(sonde, name)("h", ())
+
+
 def test_an_unknown_name_is_named() -> None:
     with pytest.raises(AttributeError, match="module 'sonde' has no attribute 'captrue'"):
         _ = sonde.captrue

@@ -15,7 +15,7 @@ def site_of(value: Any, path: str = "h", **options: Any) -> Site:
     """A site at which a value is sown, on line 7 of this file."""
     _, tree, arrays, statics = take_apart(value)
     options = {"tag": None, "grads": False, "code": site_of.__code__, "line": 7, **options}
-    return Site(path, tree=tree, arrays=arrays, statics=statics, **options)
+    return Site.new(path, tree=tree, arrays=arrays, statics=statics, **options)
 
 
 def item_of(

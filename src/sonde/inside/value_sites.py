@@ -169,7 +169,7 @@ def marked(
         or not (own or all(_may_be_replaced(x, state) for x in arrays_in_value))
     )
     check_scopes(name)
-    site = Site(
+    site = Site.new(
         name,
         tree=tree,
         arrays=arrays,

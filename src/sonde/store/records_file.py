@@ -76,7 +76,7 @@ def load(file: PathLike) -> Records:
         if data["format"] != FORMAT:
             raise KeyError(data["format"])
         arrays = [_array(named[f"{i:05d}"], kind) for i, kind in enumerate(data["kinds"])]
-        return Records(RecordLayout(_Reader().whole(data["layout"])), arrays)
+        return Records.of_layout(RecordLayout(_Reader().whole(data["layout"])), arrays)
     except ModuleNotFoundError:
         raise
     except Exception as error:

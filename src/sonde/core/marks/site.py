@@ -61,8 +61,26 @@ class Site:
         "tree",
     )
 
-    def __init__(
-        self,
+    path: str
+    tree: Any
+    arrays: tuple[bool, ...]
+    statics: tuple[Any, ...]
+    tag: Hashable
+    grads: bool
+    in_place: bool
+    has_gradient: bool
+    depths: frozenset[int] | None
+    handlers: range | None
+    supply: Any
+    _file: str
+    _line: int
+
+    def __init__(self, *_: object, **__: object) -> None:
+        raise TypeError("a Site is made where a value is marked: `sonde.sow(value, name)`")
+
+    @classmethod
+    def new(
+        cls,
         path: str,
         *,
         tree: Any,
@@ -75,20 +93,23 @@ class Site:
         in_place: bool = False,
         depths: frozenset[int] | None = None,
         handlers: range | None = None,
-    ) -> None:
-        self.path = path
-        self.tree = tree
-        self.arrays = arrays
-        self.statics = statics
-        self.tag = tag
-        self.grads = grads
-        self.in_place = in_place
-        self.has_gradient = True
-        self._file = code.co_filename  # not the code: a site can be copied to another process
-        self.depths = depths
-        self.handlers = handlers
-        self.supply: Any = None
-        self._line = line
+    ) -> Site:
+        """For the engine: a site at a line of the user's code."""
+        site = object.__new__(cls)
+        site.path = path
+        site.tree = tree
+        site.arrays = arrays
+        site.statics = statics
+        site.tag = tag
+        site.grads = grads
+        site.in_place = in_place
+        site.has_gradient = True
+        site._file = code.co_filename  # not the code: a site can be copied to another process
+        site.depths = depths
+        site.handlers = handlers
+        site.supply = None
+        site._line = line
+        return site
 
     @property
     def name(self) -> str:
@@ -233,8 +254,9 @@ class View:
 
     def joined(self, other: View) -> View:
         """The view of what two gradients have together, or two branches: later order, all that either reached."""
-        known = self.reached is not None and other.reached is not None
-        reached = self.reached | other.reached if known else None
+        reached = None
+        if self.reached is not None and other.reached is not None:
+            reached = self.reached | other.reached
         return self.replace(order=max(self.order, other.order), reached=reached)
 
     @property

@@ -65,8 +65,8 @@ def make_records(items: Sequence[Item | Bundle], met: SeenSites, *, reduce: Redu
         if found is not None:
             layout, positions = found
             arrays = flat_arrays(items) if len(items) > 1 else bundles[0].arrays
-            return Records(layout, arrays if positions is None else [arrays[i] for i in positions])
-    return Records(*_arrange(expand(items), met, reduce))
+            return Records.of_layout(layout, arrays if positions is None else [arrays[i] for i in positions])
+    return Records.of_layout(*_arrange(expand(items), met, reduce))
 
 
 def _layout_of(items: Any, met: SeenSites, reduce: Reduce | None) -> tuple[RecordLayout, list[int] | None] | None:
@@ -133,7 +133,7 @@ def _call_spec(call: Call, reduce: Reduce | None, repeat: _Repeat) -> tuple[Call
 def record_of(call: Call) -> Record:
     """A record of one call alone."""
     spec, arrays = _call_spec(call, None, _Repeat())
-    return Record(call.item.path, (spec,), arrays)
+    return Record.of_calls(call.item.path, (spec,), arrays)
 
 
 def _with_whole_extras(item: Item, repeat: _Repeat) -> tuple[Item, dict[Extra, Any]]:

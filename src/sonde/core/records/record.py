@@ -8,7 +8,7 @@ more than its arrays; `Record` objects are made on demand.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import jax
 import jax.numpy as jnp
@@ -34,10 +34,21 @@ class Record:
 
     __slots__ = ("_arrays", "_calls", "path")
 
-    def __init__(self, path: str, calls: tuple[CallSpec, ...], arrays: Sequence[Any]) -> None:
-        self.path = path
-        self._calls = calls
-        self._arrays: Sequence[Any] = arrays if isinstance(arrays, Cut) else tuple(arrays)
+    path: str
+    _calls: tuple[CallSpec, ...]
+    _arrays: Sequence[Any]
+
+    def __init__(self, *_: object, **__: object) -> None:
+        raise TypeError("a Record comes out of a capture: `sonde.capture(f)(x)[1]['path']`")
+
+    @classmethod
+    def of_calls(cls, path: str, calls: tuple[CallSpec, ...], arrays: Sequence[Any]) -> Record:
+        """For the engine: a record of the calls under a path, with all their arrays."""
+        record = object.__new__(cls)
+        record.path = path
+        record._calls = calls
+        record._arrays = arrays if isinstance(arrays, Cut) else tuple(arrays)
+        return record
 
     @property
     def values(self) -> tuple[jax.Array, ...]:
@@ -203,7 +214,7 @@ class Record:
     def tree_unflatten(cls, aux: Any, arrays: Sequence[Any]) -> Record:
         """For JAX."""
         path, calls = aux
-        return cls(path, calls, arrays)
+        return cls.of_calls(path, calls, arrays)
 
     def __repr__(self) -> str:
         from sonde.core.records.display import record_line
@@ -251,12 +262,25 @@ class Records(Mapping[str, Record]):
 
     __slots__ = ("_arrays", "_layout", "_made", "_reason", "_rows")
 
-    def __init__(self, layout: RecordLayout, arrays: Sequence[Any]) -> None:
-        self._layout = layout
-        self._arrays = arrays
-        self._made: dict[str, Record] | None = None
-        self._rows: dict[str, Record] = {}
-        self._reason = NOTHING_MARKED
+    _layout: RecordLayout
+    _arrays: Sequence[Any]
+    _made: dict[str, Record] | None
+    _rows: dict[str, Record]
+    _reason: str
+
+    def __init__(self, *_: object, **__: object) -> None:
+        raise TypeError("Records come out of a capture: `sonde.capture(f)(x)[1]`")
+
+    @classmethod
+    def of_layout(cls, layout: RecordLayout, arrays: Sequence[Any]) -> Self:
+        """For the engine and for tools: records that are laid out like this, with these arrays."""
+        records = object.__new__(cls)
+        records._layout = layout
+        records._arrays = arrays
+        records._made = None
+        records._rows = {}
+        records._reason = NOTHING_MARKED
+        return records
 
     if not TYPE_CHECKING:  # a type checker would believe every name
 
@@ -277,7 +301,7 @@ class Records(Mapping[str, Record]):
             made, start = {}, 0
             for path, calls in self._layout:
                 size = sum(call.size for call in calls)
-                made[path] = Record(path, calls, self._arrays[start : start + size])
+                made[path] = Record.of_calls(path, calls, self._arrays[start : start + size])
                 start += size
             self._made = made
         return self._made
@@ -301,12 +325,12 @@ class Records(Mapping[str, Record]):
         def cut() -> list[Any]:
             return [x for row in rows for x in cut_call(*calls[row.call], row.at)]
 
-        return Record(path, specs, Cut(cut, sum(spec.size for spec in specs)))
+        return Record.of_calls(path, specs, Cut(cut, sum(spec.size for spec in specs)))
 
     @property
     def types(self) -> Records:
         """For tools: the same records with types in place of arrays; of these, rows cost nothing."""
-        return Records(self._layout, [_type_of(x) for x in self._arrays])
+        return Records.of_layout(self._layout, [_type_of(x) for x in self._arrays])
 
     def rows(self, path: str) -> list[CallRow]:
         """For tools: where the calls of a path are in `stacked`."""
@@ -325,7 +349,7 @@ class Records(Mapping[str, Record]):
     @classmethod
     def tree_unflatten(cls, layout: RecordLayout, arrays: Sequence[Any]) -> Records:
         """For JAX."""
-        return cls(layout, arrays)
+        return cls.of_layout(layout, arrays)
 
     def __repr__(self) -> str:
         from sonde.core.records.display import records_text
@@ -361,19 +385,19 @@ class AsStored(Records):
 
     __slots__ = ("_numbers",)
 
-    def __init__(self, layout: RecordLayout, arrays: Sequence[Any], numbers: Sequence[int]) -> None:
-        super().__init__(layout, arrays)
-        self._numbers = tuple(numbers)  # equal for arrays that are one
+    _numbers: tuple[int, ...]  # equal for arrays that are one
 
     @classmethod
     def of(cls, records: Records) -> AsStored:
         """Records, to be returned by a jitted function."""
-        return cls(records._layout, records._arrays, firsts(map(id, records._arrays))[1])
+        stored = cls.of_layout(records._layout, records._arrays)
+        stored._numbers = tuple(firsts(map(id, records._arrays))[1])
+        return stored
 
     @property
     def records(self) -> Records:
         """The records themselves."""
-        return Records(self._layout, self._arrays)
+        return Records.of_layout(self._layout, self._arrays)
 
     def tree_flatten(self) -> tuple[Sequence[Any], Any]:
         """For JAX."""
@@ -383,4 +407,6 @@ class AsStored(Records):
     def tree_unflatten(cls, layout: Any, arrays: Sequence[Any]) -> AsStored:
         """For JAX."""
         layout, numbers = layout
-        return cls(layout, [arrays[i] for i in numbers], numbers)
+        stored = cls.of_layout(layout, [arrays[i] for i in numbers])
+        stored._numbers = numbers
+        return stored

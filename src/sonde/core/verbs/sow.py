@@ -192,7 +192,7 @@ def _marked(
     else:
         leaves, tree, arrays, statics = take_apart(value)
     check_scopes(name)
-    site = Site(
+    site = Site.new(
         checked_name(name),
         tree=tree,
         arrays=arrays,

@@ -148,7 +148,7 @@ def with_values(records: Records, values: Mapping[str, Sequence[Any]]) -> Record
             specs.append(dataclasses.replace(call, value=spec, extras=(), grads=()))
             arrays += leaves
         layout.append((path, tuple(specs)))
-    return Records(RecordLayout(layout), arrays)
+    return Records.of_layout(RecordLayout(layout), arrays)
 
 
 def chooses(pattern: Pattern, record: Record) -> bool:
