@@ -1,5 +1,6 @@
 """Copies of modules, recognised by their arrays."""
 
+import types
 import weakref
 
 import equinox as eqx
@@ -8,7 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 import sonde
-from sonde.inside.match_copies import Copy
+from sonde.core.modules.places import Place
+from sonde.inside.match_copies import Copy, _named_after_all
 
 
 class Pair(eqx.Module):
@@ -53,3 +55,25 @@ def test_what_a_program_asks_for_is_compared_by_class_arguments_and_the_rest():
     assert copy == Copy(int, (0, (weakref.ref(one),)), "rest") and hash(copy) == hash(Copy(int, (0, of), "rest"))
     assert copy not in (Copy(float, (0, of), "rest"), Copy(int, (1, of), "rest"), Copy(int, (0, of), "other"))
     assert copy != Copy(int, (0, (weakref.ref(other),)), "rest")
+
+
+def test_a_copy_is_the_programs_own_if_it_has_arrays_and_all_of_them_are_gone():
+    kept, gone = jnp.ones(3), (weakref.ref(jnp.ones(2)),)
+    assert Copy(int, (gone,), "rest").is_own() and Copy(int, (gone, gone), "rest").is_own()
+    assert not Copy(int, (), "rest").is_own()
+    assert not Copy(int, (gone, 0), "rest").is_own()
+    assert not Copy(int, (gone, (weakref.ref(kept),)), "rest").is_own()
+
+
+@pytest.mark.parametrize(
+    ("texts", "name"),
+    [
+        (("blocks/left", "blocks/right"), "blocks/left|right"),
+        (("a/b/c", "a/d"), "a/b.c|d"),
+        (("a", "b"), "a|b"),
+        (("a", "a/b"), "a/|b"),
+    ],
+)
+def test_a_place_that_may_be_any_of_several_has_all_their_names(texts, name):
+    left = [types.SimpleNamespace(level=1, place=Place(text)) for text in texts]
+    assert _named_after_all(None, left) == (Place(name), 1)
