@@ -144,10 +144,8 @@ def _margin(sites: Sequence[Examined]) -> str:
     steps = [step for site in sites for step in site.values]
     lows = [step.statistics.min for step in steps if step.statistics.min is not None]
     highs = [step.statistics.max for step in steps if step.statistics.max is not None]
-    if lows and highs:
-        parts.append(
-            f"{np.nanmin(lows):.3g} to {np.nanmax(highs):.3g}" if np.isfinite(lows).any() else "nothing finite"
-        )
+    if np.isfinite(lows).any():
+        parts.append(f"{np.nanmin(lows):.3g} to {np.nanmax(highs):.3g}")
     scales = [step.rms for step in steps if math.isfinite(step.rms)]
     if scales:
         parts.append(f"rms {max(scales):.3g}")
