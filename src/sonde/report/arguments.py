@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde import _jax
 from sonde.core import InsideRequest, module_kind
 
 _FEW = 3  # arrays in an argument: more are parameters, not a batch
@@ -123,7 +124,7 @@ def _arrays(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _is_examined(leaf: Any) -> bool:
     """Whether a leaf is an array of floating point whose numbers this process has."""
-    if not isinstance(leaf, (jax.Array, np.ndarray)) or isinstance(leaf, jax.core.Tracer) or not leaf.size:
+    if not isinstance(leaf, (jax.Array, np.ndarray)) or isinstance(leaf, _jax.Tracer) or not leaf.size:
         return False
     return jnp.issubdtype(leaf.dtype, jnp.floating) and getattr(leaf, "is_fully_addressable", True)
 
@@ -155,7 +156,7 @@ def _described(path: str, is_weight: bool, array: Any) -> Argument:
     )
     rms, low, high, mean, nonfinite, is_whole = map(float, numbers)
     if on_host:
-        digest = hashlib.sha1(np.ascontiguousarray(whole).view(np.uint8)).hexdigest()
+        digest = hashlib.sha1(np.ascontiguousarray(whole).tobytes()).hexdigest()
     else:  # equal arrays have equal statistics; unequal ones of this size practically never do
         digest = f"{rms!r} {low!r} {high!r} {mean!r}"
     return Argument(

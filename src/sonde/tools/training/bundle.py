@@ -178,7 +178,8 @@ def write_bundle(
     target.parent.mkdir(parents=True, exist_ok=True)
     new = Path(beside(str(target)))
     new.mkdir(exist_ok=True)
-    np.savez(new / _INPUTS, **{f"a{i}": x for i, x in enumerate(stored)})
+    named: dict[str, Any] = {f"a{i}": x for i, x in enumerate(stored)}
+    np.savez(new / _INPUTS, **named)
     (new / _PROGRAM).write_bytes(program)
     (new / _TEXT).write_text(json.dumps(text, indent=2), encoding="utf-8")
     replace_folder(str(target))
@@ -225,7 +226,7 @@ def _described(exported: jax.export.Exported) -> dict[str, Any]:
         "convention": exported.calling_convention_version,
         "global": exported.uses_global_constants,
         "types": [[list(aval.shape), str(aval.dtype)] for aval in exported.out_avals],
-        "doubles": bool(jax.config.jax_enable_x64),
+        "doubles": jax.config.read("jax_enable_x64"),
     }
 
 
