@@ -45,9 +45,9 @@ np.testing.assert_allclose(np.asarray(records["h"].value), np.tanh(X @ W).sum(),
 
 assert sonde.first_nonfinite(jax.jit(loss))(w, x) is None
 bad = X.copy()
-bad[-1, 0] = np.inf  # on the last process alone
+bad[-1, 0] = np.nan  # on the last process alone
 found = sonde.first_nonfinite(jax.jit(lambda w, x: loss(w, sonde.sow(x, "x"))))(w, put(bad, "data"))
-assert found.path == "x" and found.infs == 1
+assert found.path == "x" and found.nans == 1
 
 summary = tools.summarize(jax.jit(loss))(w, x)
 assert repr(summary)

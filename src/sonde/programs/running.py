@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from sonde import _jax
 from sonde.core import with_capture_state
@@ -172,6 +173,9 @@ def on_host(value: Any) -> np.ndarray:
     """A value as a NumPy array; keys of random numbers as their data."""
     if isinstance(getattr(value, "dtype", None), _jax.ExtendedDType):
         value = jax.random.key_data(value)
-    if isinstance(value, jax.Array) and not value.is_fully_addressable:
-        value = value.addressable_data(0)
-    return np.asarray(value)
+    if not isinstance(value, jax.Array) or value.is_fully_addressable:
+        return np.asarray(value)
+    if value.is_fully_replicated:
+        return np.asarray(value.addressable_data(0))
+    # Each process holds a part. All need the whole: they take the same decisions, and so run the same programs next.
+    return np.asarray(multihost_utils.process_allgather(value, tiled=True))
