@@ -112,14 +112,25 @@ class Lab:
     def editor(self, number: int) -> Any:
         return self.all(".jp-Notebook .jp-CodeCell")[number].find_element("css selector", ".cm-content")
 
+    def focus(self, number: int) -> bool:
+        """Clicks into the editor of a cell; whether it could be: JupyterLab may still be building it."""
+        from selenium.common.exceptions import WebDriverException
+
+        try:
+            editor = self.editor(number)
+            self.js("arguments[0].scrollIntoView({block: 'center'})", editor)
+            editor.click()
+            return self.js("return arguments[0].contains(document.activeElement)", editor)
+        except WebDriverException:
+            return False
+
     def run(self, code: str, *, typed: bool = False) -> Any:
         """Runs code in the last cell, which must not fail; returns the element of the cell."""
         from selenium.webdriver.common.keys import Keys
 
         number = self.cells
         self.until(lambda: len(self.all(".jp-Notebook .jp-CodeCell")) > number, "a new cell")
-        self.js("arguments[0].scrollIntoView({block: 'center'})", self.editor(number))
-        self.editor(number).click()
+        self.until(lambda: self.focus(number), f"the editor of cell {number}")
         if typed:
             self.keys(code)
         else:  # as if pasted
@@ -128,9 +139,18 @@ class Lab:
         self.cells += 1
         cell = self.all(".jp-Notebook .jp-CodeCell")[number]
         prompt = f"[{self.cells}]:"
-        self.until(
-            lambda: cell.find_element("css selector", ".jp-InputPrompt").text == prompt, f"cell {prompt}\n{code}"
-        )
+        submitted = time.monotonic()
+
+        def has_ended() -> bool:
+            nonlocal submitted
+            text = cell.find_element("css selector", ".jp-InputPrompt").text
+            if text == "[ ]:" and time.monotonic() - submitted > 5 and self.focus(number):
+                # JupyterLab drops a cell that is run before its kernel is connected.
+                self.keys(Keys.CONTROL, Keys.ENTER)
+                submitted = time.monotonic()
+            return text == prompt
+
+        self.until(has_ended, f"cell {prompt}\n{code}")
         errors = cell.find_elements("css selector", "[data-mime-type='application/vnd.jupyter.stderr']")
         assert not errors, errors[0].text
         return cell
@@ -225,8 +245,7 @@ def test_a_path_is_copied_with_one_click(notebook: Lab) -> None:
     assert notebook.js("return String(window.getSelection())").strip() == "blocks/1/hidden"
     notebook.keys(Keys.CONTROL, "c")
     editor = notebook.editor(notebook.cells)
-    notebook.js("arguments[0].scrollIntoView({block: 'center'})", editor)
-    editor.click()
+    notebook.until(lambda: notebook.focus(notebook.cells), "the editor of the last cell")
     notebook.keys(Keys.CONTROL, "v")
     notebook.until(lambda: editor.text == "blocks/1/hidden", "the pasted path")
     notebook.keys(Keys.CONTROL, "a")
@@ -327,8 +346,7 @@ def test_keys_complete(notebook: Lab) -> None:
     from selenium.webdriver.common.keys import Keys
 
     editor = notebook.editor(notebook.cells)
-    notebook.js("arguments[0].scrollIntoView({block: 'center'})", editor)
-    editor.click()
+    notebook.until(lambda: notebook.focus(notebook.cells), "the editor of the last cell")
     notebook.driver.execute_cdp_cmd("Input.insertText", {"text": 'records["blocks/1'})
     notebook.keys(Keys.TAB)
     notebook.until(lambda: any("blocks/1/hidden" in e.text for e in notebook.all(".jp-Completer")), "the completer")

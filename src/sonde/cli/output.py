@@ -23,12 +23,12 @@ Say = Callable[[str, float], None]
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console on the stream as it is now; in colour on terminals, plain elsewhere."""
+    """A console on the stream as it is now; in color on terminals, plain elsewhere."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
     fixed = None if stream.isatty() or "COLUMNS" in os.environ else WIDE
-    # Paths of sites may have brackets, which are not markup; numbers in them are not coloured.
+    # Paths of sites may have brackets, which are not markup; numbers in them are not colored.
     return Console(stderr=stderr, width=fixed, markup=False, highlight=False)
 
 

@@ -29,7 +29,7 @@ class Leaf:
         last: What is said at the end of the line, where it may be long.
         alarm: What is wrong with it; empty if nothing is.
         is_broken: Whether it is as wrong as can be: NaN and Inf.
-        shades: For each of the cells a number from -1 (blue) to 1 (red), the colour behind it; none if empty.
+        shades: For each of the cells a number from -1 (blue) to 1 (red), the color behind it; none if empty.
         bins: A histogram, drawn as bars.
         more: HTML that is shown when the line is opened.
     """
@@ -169,7 +169,7 @@ def _leaf(leaf: Leaf, widths: Sequence[int], wide: int) -> str:
 
 
 def _shaded(shade: float) -> str:
-    """The colour behind a cell; half transparent, so that it goes with light and dark pages."""
+    """The color behind a cell; half transparent, so that it goes with light and dark pages."""
     if not shade:
         return "opacity:.85"
     color = "224,80,60" if shade > 0 else "60,120,220"

@@ -1,6 +1,6 @@
-"""Results as pictures: a coloured table in a notebook, a matplotlib figure, a pandas DataFrame.
+"""Results as pictures: a colored table in a notebook, a matplotlib figure, a pandas DataFrame.
 
-The table is HTML that needs no script, no server and no network. Its colours fit the notebook, light or dark; hover
+The table is HTML that needs no script, no server and no network. Its colors fit the notebook, light or dark; hover
 over a cell to read its number.
 """
 
@@ -197,7 +197,7 @@ _ROW = "padding:0 8px 0 0;font-weight:400;text-align:right;white-space:nowrap;fo
 
 
 def _cell(x: float, most: float, where: str, text: str, absent: bool, wrong: bool) -> str:
-    # Half transparent colours go with light and dark pages.
+    # Half transparent colors go with light and dark pages.
     if wrong:
         look = _LOUD
     elif absent:
