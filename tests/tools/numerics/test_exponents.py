@@ -57,7 +57,8 @@ def test_less_is_made_of_gradients_and_of_what_is_no_attention() -> None:
     some = {name for name in traits_of_rows(usual, np.float32, all_of_them=False) if name.startswith("head_")}
     assert not some and "head_rows" in traits_of_rows(shares, np.float32, all_of_them=False)
     gradient = traits_of_rows(usual, np.float32, gradient=True, all_of_them=False)
-    assert gradient.keys() == {"nan", "plus_inf", "minus_inf", "subnormal", "low", "high"}
+    rows_of_gradients = {"rows", "rows_of_zero_sum"}  # they show along which axis a softmax was taken
+    assert gradient.keys() == {"nan", "plus_inf", "minus_inf", "subnormal", "low", "high", *rows_of_gradients}
     assert "near_one" in traits_of_rows(usual, np.float32, gradient=True)
 
 

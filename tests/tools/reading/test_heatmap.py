@@ -28,6 +28,7 @@ from sonde.tools import (
     patch_paths,
     patch_sweep,
     probe,
+    saved_residuals,
     summarize,
     trace_back,
 )
@@ -98,6 +99,10 @@ def test_tokens_name_the_columns(monkeypatch: pytest.MonkeyPatch) -> None:
         sweep.to_dataframe()
 
 
+def _end(x: Any) -> Any:
+    return jnp.sin(x).sum()
+
+
 def _monitored() -> Any:
     step = monitor(jax.jit(f), {"*": ["mean"]}, every=1)
     step(X)
@@ -115,6 +120,8 @@ IN_NOTEBOOKS = {
     "drift": lambda: compare(f, lambda x: f(x + 1))(X).drifts[0],
     "traced back": lambda: trace_back(lambda x: sow(x * 9, "end"), lambda y: y > 9)(X),
     "statistics": lambda: store.statistics(f, [X]),
+    "residuals": lambda: saved_residuals(_end)(X),
+    "residual": lambda: saved_residuals(_end)(X)[0],
     "statistics of units": lambda: store.statistics(f, [X])["end"],
 }
 

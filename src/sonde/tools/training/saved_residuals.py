@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from sonde import _jax
 from sonde._array_text import indexed
-from sonde.core import Rows, check_callable, wrapped_like
+from sonde.core import Rows, check_callable, in_notebook, wrapped_like
 from sonde.programs.flat import Equation, Level, flatten
 from sonde.why import place_of
 
@@ -58,6 +58,9 @@ class Residual:
         where = f", {self.source}" if self.source else ""
         return f"{bytes_text(self.bytes):>10}  {indexed(self.dtype, self.shape)}  {self.operation}  {what}{where}"
 
+    def _repr_html_(self) -> str:
+        return in_notebook(str(self))
+
 
 class Residuals(Rows[Residual]):
     """What is kept, the largest first."""
@@ -77,6 +80,9 @@ class Residuals(Rows[Residual]):
 
     def __repr__(self) -> str:
         return "\n".join([f"{bytes_text(self.bytes)} are computed and kept", *map(str, self)])
+
+    def _repr_html_(self) -> str:
+        return in_notebook(repr(self))
 
 
 def bytes_text(count: int) -> str:
