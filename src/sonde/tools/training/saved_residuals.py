@@ -59,7 +59,9 @@ class Residual:
         return f"{bytes_text(self.bytes):>10}  {indexed(self.dtype, self.shape)}  {self.operation}  {what}{where}"
 
     def _repr_html_(self) -> str:
-        return in_notebook(str(self))
+        from rich.text import Text
+
+        return in_notebook(Text(str(self)))
 
 
 class Residuals(Rows[Residual]):
@@ -82,7 +84,9 @@ class Residuals(Rows[Residual]):
         return "\n".join([f"{bytes_text(self.bytes)} are computed and kept", *map(str, self)])
 
     def _repr_html_(self) -> str:
-        return in_notebook(repr(self))
+        from rich.text import Text
+
+        return in_notebook(Text(repr(self)))
 
 
 def bytes_text(count: int) -> str:
