@@ -308,6 +308,8 @@ def test_no_consumer_is_left_out() -> None:
     others = {
         "assert_same_program": "compare",
         "compare_parameters": "takes no program",
+        "compare_training": "runs several steps, and hands its options to compare",
+        "saved_residuals": "reads equations, not sites",
         "attention_heads": "takes attention weights, whose axes it knows by their order",
         "attribute_edges": "takes a graph of several sites",
         "example_grad_norms": "reads no sites",

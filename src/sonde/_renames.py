@@ -12,8 +12,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-import numpy as np
-
 P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C", bound=type)
@@ -121,7 +119,8 @@ def accepts_old_keywords(function: str) -> Callable[[Callable[P, R]], Callable[P
             if (
                 seed_keyword is not None
                 and seed_keyword in kwargs
-                and not isinstance(kwargs[seed_keyword], bool | np.bool_)
+                and not isinstance(kwargs[seed_keyword], bool)
+                and type(kwargs[seed_keyword]).__name__ != "bool"
             ):
                 _translate_seed(name, seed_keyword, kwargs)
             return f(*args, **kwargs)

@@ -104,6 +104,7 @@ def test_monitor_and_examine():
 def test_every_tool_that_looks_at_sites_has_the_keyword():
     # These are given values or programs of other libraries, hand their options on, or look at no site.
     others = ("probe", "example_grad_norms", "assert_same_program", "compare_parameters", "torch_records")
+    others += ("compare_training", "saved_residuals")
     names = [name for name in tools.__all__ if name[0].islower() and name not in others]
     verbs = [getattr(tools, name) for name in names]
     core = [
