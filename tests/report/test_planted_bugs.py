@@ -31,6 +31,6 @@ def test_no_warning_for_trained_models(name):
 
     from sonde import models
 
-    model = models.load(getattr(models, name)())
+    model = models.load(models.path(name))
     tokens = jax.random.randint(jax.random.key(0), (2, 24), 1000, 20_000)
     assert [(f.kind, f.path) for f in examine(model)(tokens).findings if f.severity != "note"] == []

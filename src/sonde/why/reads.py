@@ -213,7 +213,7 @@ def elements_by_trial(
 
     def bad_with(kept: Sequence[tuple[int, int]]) -> bool:
         results = []
-        for number in _HARMLESS:
+        for number in (*_HARMLESS, None):
             healed = []
             for i, (x, s) in enumerate(zip(operands, severities)):
                 if not np.any(s):
@@ -223,7 +223,8 @@ def elements_by_trial(
                 for operand, flat in kept:
                     if operand == i:
                         mask[flat] = False
-                healed.append(np.where(mask.reshape(x.shape), np.asarray(number, x.dtype), x))
+                harmless = _identity(x) if number is None else np.asarray(number, x.dtype)
+                healed.append(np.where(mask.reshape(x.shape), harmless, x))
             results.append(is_bad(run(healed)))
         return all(results)
 
@@ -241,3 +242,10 @@ def elements_by_trial(
     operand, flat = group[0]
     shape = operands[operand].shape
     return [Read(operand, tuple(map(int, np.unravel_index(flat, shape))) if shape else ())]
+
+
+def _identity(x: np.ndarray) -> np.ndarray:
+    """Ones on the diagonal of the last two axes: a matrix of one number has no inverse and no Cholesky factor."""
+    if x.ndim < 2:
+        return np.ones((), x.dtype)
+    return np.broadcast_to(np.eye(*x.shape[-2:], dtype=x.dtype), x.shape)

@@ -25,6 +25,8 @@ from sonde.why.walk import Birth, Question, Scene, Walk
 
 _MOST_ELEMENTS = 4
 _MOST_WALKS = 32
+_LOGIC = ("and", "or", "not", "reduce_and", "reduce_or", "broadcast_in_dim", "reshape", "convert_element_type")
+_REPLACED = "the program tests for values that are not finite and puts an Inf in their place"
 _IN_LOOP = "the value is inside a loop that the check depends on; the loop may discard it"
 # Exceptions that are never about numbers.
 _NOT_ABOUT_NUMBERS = (TypeError, AttributeError, LookupError, NameError, ImportError, OSError, SondeError, SyntaxError)
@@ -135,7 +137,52 @@ def explain(
     if not births:
         return None
     birth, turns = min(map(root_of, births), key=lambda found: when(found[0]))
+    replaced = _before_replacement(walk, birth) if isinstance(question, NotFinite) else None
+    if replaced is not None:
+        root, earlier = root_of(replaced)
+        return Answer(root, earlier, tuple(name for name, _ in bad), names, doubt=_REPLACED)
     return Answer(birth, turns, tuple(name for name, _ in bad), names)
+
+
+def _before_replacement(walk: Walk, birth: Birth) -> Birth | None:
+    """The bad value in whose place the program has put an Inf, as `where(isfinite(x), x, -inf)` does.
+
+    The Inf was written down; what matters is the value on which the choice depends, if that is bad itself.
+    """
+    if birth.step.equation is not None:
+        return None
+    select = next((s for s in reversed(birth.way) if s.equation is not None and s.equation.name == "select_n"), None)
+    if select is None or select.equation is None:
+        return None
+    scene, slot = select.scene, select.equation.inputs[0]
+    index = select.index if scene.host(slot).ndim else ()
+    while slot not in scene.level.makers and slot < scene.level.n_inputs and scene.leave is not None:
+        scene, slot, index = scene.leave(scene, slot, index)
+    number = scene.level.makers.get(slot)
+    if number is None or not _is_test_of_finiteness(scene, slot):
+        return None
+    return _nearest(walk, scene, [slot])
+
+
+def _is_test_of_finiteness(scene: Scene, slot: int) -> bool:
+    """Whether a condition is computed from `isfinite`, `isnan` or `isinf`, and not only from other comparisons."""
+    pending, seen = [slot], {slot}
+    while pending:
+        number = scene.level.makers.get(pending.pop())
+        if number is None:
+            continue
+        equation = scene.level.equations[number]
+        # `isnan(x)` is `x != x`.
+        if equation.name == "is_finite" or (equation.name == "ne" and len(set(equation.inputs)) == 1):
+            return True
+        inside = scene_of_call(scene, number)
+        if inside is not None and any(_is_test_of_finiteness(inside, output) for output in inside.level.outputs):
+            return True
+        if equation.name in _LOGIC or (inside and all(e.name in _LOGIC for e in inside.level.equations)):
+            new = [operand for operand in equation.inputs if operand not in seen]
+            seen.update(new)
+            pending += new
+    return False
 
 
 def _kept(tape: Tape, shown: set[int]) -> list[int]:

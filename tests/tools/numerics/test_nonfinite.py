@@ -244,3 +244,36 @@ def test_a_check_behind_a_linear_solve():
 
     found = first_nonfinite(f)(-jnp.eye(2), jnp.ones(2))
     assert found.operation == "log" and "not finite" in str(found.error)
+
+
+@pytest.mark.parametrize("is_good", [lambda x: jnp.isfinite(x), lambda x: ~jnp.isnan(x), lambda x: ~jnp.isnan(x).any()])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_the_program_replaced_by_an_inf_is_named(is_good, compiled):
+    """A log density of -Inf in place of NaN, as samplers have it."""
+
+    def density(x):
+        value = jnp.log(x) * 2
+        return jnp.where(is_good(value), value, -jnp.inf)
+
+    found = first_nonfinite(jax.jit(density) if compiled else density)(-jnp.ones(2))
+    assert (found.operation, found.variable) == ("log", "value")
+    assert "puts an Inf in their place" in found.doubt
+
+
+def test_an_inf_chosen_by_another_test_is_the_answer():
+    found = first_nonfinite(lambda x: jnp.where(x > 0, x, -jnp.inf))(jnp.array([1.0, -1.0]))
+    assert found.operation == "constant" and not found.doubt
+
+
+@pytest.mark.parametrize("rows", [slice(None), slice(0, 1)])
+def test_a_nan_goes_through_a_factorization(rows):
+    """The matrix that stands in for the bad one in the trial must have a factor itself."""
+
+    def f(x):
+        matrix = jnp.eye(3) * 2 + jnp.zeros((3, 3)).at[rows].set(jnp.log(x))
+        return jnp.linalg.cholesky(matrix, symmetrize_input=False)
+
+    found = first_nonfinite(f)(-jnp.ones(3))
+    assert found.operation == "log" and not found.doubt
+    born_there = first_nonfinite(jnp.linalg.cholesky)(-jnp.eye(3))
+    assert born_there.operation == "cholesky"
