@@ -119,8 +119,7 @@ def accepts_old_keywords(function: str) -> Callable[[Callable[P, R]], Callable[P
             if (
                 seed_keyword is not None
                 and seed_keyword in kwargs
-                and not isinstance(kwargs[seed_keyword], bool)
-                and type(kwargs[seed_keyword]).__name__ != "bool"
+                and type(kwargs[seed_keyword]).__name__ != "bool"  # of Python or NumPy, which is not imported here
             ):
                 _translate_seed(name, seed_keyword, kwargs)
             return f(*args, **kwargs)
