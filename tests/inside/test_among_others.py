@@ -55,7 +55,7 @@ def parts(x, weight):
 
 
 @pytest.mark.parametrize("function", [parts, jax.jit(parts)], ids=["", "jit"])
-def test_arrays_that_examples_share_pass_beside_the_site_of_a_tuple(function):
+def test_arrays_that_examples_share_stay_shared_at_the_site_of_a_tuple(function):
     def loss(x, weight):  # an error if the second output is mapped
         mapped, shared = jax.vmap(function, in_axes=(0, None), out_axes=(0, None))(x, weight)
         return (mapped * shared).sum()
@@ -66,16 +66,53 @@ def test_arrays_that_examples_share_pass_beside_the_site_of_a_tuple(function):
     mapped, shared = records["parts/pair"].value
     np.testing.assert_array_equal(mapped, X * WEIGHT * 2)
     np.testing.assert_array_equal(shared, np.broadcast_to(WEIGHT * 2, X.shape))
-    gradient, none = records["parts/pair"].grad
+    gradient, of_shared = records["parts/pair"].grad
     np.testing.assert_array_equal(gradient, np.broadcast_to(WEIGHT * 2, X.shape))
-    assert none is None  # it would be a sum over the examples
-    np.testing.assert_array_equal(records["parts/scaled"].grad, 2 * (X * WEIGHT * 2).sum(0))  # which a variable has
+    np.testing.assert_array_equal(of_shared, (X * WEIGHT * 2).sum(0))  # one for all examples
+    np.testing.assert_array_equal(records["parts/scaled"].grad, 2 * (X * WEIGHT * 2).sum(0))  # as of a variable
+    for crossed in (jax.tree.map(lambda x: x, records), jax.jit(lambda r: r)(records)):
+        jax.tree.map(np.testing.assert_array_equal, crossed["parts/pair"].grad, (gradient, of_shared))
 
     # Differentiated inside the map, every example has its own gradient of what all share.
     run = jax.vmap(jax.grad(lambda x, w: jnp.prod(jnp.stack(function(x, w)), 0).sum(), (0, 1)), (0, None))
     result, records = sonde.capture(run, inside=parts, grads=True)(X, WEIGHT)
     jax.tree.map(np.testing.assert_array_equal, result, run(X, WEIGHT))
     np.testing.assert_array_equal(records["parts/pair"].grad[1], X * WEIGHT * 2)
+
+
+def shared_first(x, weight):
+    scaled = weight * 2.0
+    pair = (scaled, x * scaled)
+    return pair
+
+
+@jax.jit
+def weighted(x, weight):
+    shared, mapped = jax.vmap(shared_first, in_axes=(0, None), out_axes=(None, 0))(x, weight)
+    return (mapped * shared).sum()
+
+
+def test_what_the_examples_share_keeps_its_gradient_in_other_maps_and_loops():
+    _, records = sonde.capture(jax.grad(weighted), inside=shared_first, grads=True)(X, WEIGHT)
+    none, gradient = records["shared_first/pair"].grad
+    assert none is None  # it does not depend on what is differentiated
+    np.testing.assert_array_equal(gradient, np.broadcast_to(WEIGHT * 2, X.shape))
+
+    factors = jnp.array([1.0, 2.0, 5.0])
+    run = lambda k: jax.grad(lambda w: weighted(X * k, w))(WEIGHT)
+    by_hand = np.stack([(X * k * WEIGHT * 2).sum(0) for k in factors])
+    for around in (jax.vmap(run), lambda k: jax.lax.map(run, k)):
+        _, records = sonde.capture(around, inside=shared_first, grads=True)(factors)
+        np.testing.assert_allclose(records["shared_first/pair"].grad[0], by_hand, rtol=1e-6)
+        assert records["shared_first/pair"].grad[1].shape == (3, *X.shape)
+
+    # Here the gradient does not vary over the outer map, and the value does.
+    added = lambda x, w: sum(map(jnp.sum, jax.vmap(shared_first, in_axes=(0, None), out_axes=(None, 0))(x, w)))
+    run = jax.vmap(lambda k: jax.grad(added, 1)(X * k, WEIGHT))
+    _, records = sonde.capture(run, inside=shared_first, grads=True)(factors)
+    of_shared, of_mapped = records["shared_first/pair"].grad
+    np.testing.assert_array_equal(of_shared, np.ones((3, X.shape[1])))
+    np.testing.assert_array_equal(of_mapped, np.ones((3, *X.shape)))
 
 
 def test_a_reduced_gradient_has_all_its_parts_or_none():

@@ -57,7 +57,7 @@ class Recording(Handler):
 
     def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Extra, Any]) -> None:
         """Records the arrays if they are wanted."""
-        if not self.wants(site, path, view) or (self.reduce is not None and view.beside and not view.is_value):
+        if not self.wants(site, path, view) or (self.reduce is not None and view.sums_gradients and not view.is_value):
             return  # a reduce function of a gradient needs all parts of it
         if not self.grads:
             extras.pop("token", None)

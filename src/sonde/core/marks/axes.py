@@ -50,6 +50,9 @@ class Axis:
     # The `while_loop`s around the site, each a separate object, that may stop at a different iteration for each
     # element.
     stopping: frozenset[object] = dataclasses.field(default=frozenset(), compare=False)
+    # The arrays of the site, by index, that the examples share and the program continues with: the gradient of such an
+    # array is one for all examples, their sum, and has no part for each of them.
+    summed: frozenset[int] = frozenset()
 
     @property
     def is_loop(self) -> bool:
@@ -63,6 +66,10 @@ class Axis:
     def on_extra(self, name: str) -> bool:
         """Whether an extra has this axis."""
         return name not in self.lacking
+
+    def with_parts(self, kept: Sequence[int]) -> Axis:
+        """The axis of some of the arrays, given by position."""
+        return self if self.leaves is None else dataclasses.replace(self, leaves=tuple(self.leaves[i] for i in kept))
 
     def looks_like(self, other: Axis) -> bool:
         """Whether the other axis may be the same one, seen at another site."""
@@ -146,11 +153,18 @@ def _over_axis(fn: Callable[..., Any], has: Has, *args: Any) -> Any:
     return jax.vmap(fn, in_axes=tuple(0 if on else None for on in has))(*args)
 
 
-def spread(array: Any, axes: Sequence[Axis], index: int, *, skip: int = 0) -> Any:
-    """Gives a leaf the axes that it was stored without; the first `skip` axes are left alone."""
-    for position, axis in enumerate(axes, skip):
-        if not axis.on_leaf(index):
+def spread(array: Any, axes: Sequence[Axis], index: int, *, skip: int = 0, gradient_of: int | None = None) -> Any:
+    """Gives a leaf the axes that it was stored without; the first `skip` axes are left alone.
+
+    The gradient of an array of the site, given by `gradient_of`, keeps lacking those that it is summed over.
+    """
+    position = skip
+    for axis in axes:
+        if axis.on_leaf(index):
+            position += 1
+        elif gradient_of not in axis.summed:
             array = repeated_along(array, axis.size, position)
+            position += 1
     return array
 
 

@@ -209,8 +209,8 @@ def _marked(tangents: Any, token: Any, site: Site, view: View) -> list[Any]:
 
 
 def _gradient_view(view: View, parts: tuple[int, ...]) -> View:
-    axes = tuple(axis.inherited() for axis in view.axes)
-    return View(order=view.order, gradient_of=parts, axes=axes, beside=view.beside, reached=frozenset(parts))
+    axes = tuple(axis.with_parts(parts).inherited() for axis in view.axes)
+    return View(order=view.order, gradient_of=parts, axes=axes, reached=frozenset(parts))
 
 
 def _site_transpose(cotangents: Any, *args: Any, site: Site, view: View) -> Any:
@@ -306,17 +306,22 @@ def _front(array: Any, dim: Any) -> Any:
         return jnp.moveaxis(array, dim, 0)
 
 
-def _shared_pass_beside(site: Site, view: View) -> bool:
-    """Whether arrays that the examples share pass beside a site of which other arrays are mapped.
+def _shared_stay_shared(site: Site, view: View) -> bool:
+    """Whether arrays that the examples share are not mapped at a site of which other arrays are mapped.
 
     A gradient has a part for each example; that of a shared array would be their sum, so the array must be mapped too.
-    But code that was not written for Sonde may rely on what is mapped and what is not.
+    But code that was not written for Sonde may rely on what is mapped and what is not: there the gradient is the sum.
     """
     return view.is_value and site.depths is not None
 
 
 def _with_mapped_axis(
-    view: View, axis_data: Any, leaf_dims: Sequence[Any], extra_dims: Mapping[str, Any], stopping: Sequence[Any] = ()
+    view: View,
+    axis_data: Any,
+    leaf_dims: Sequence[Any],
+    extra_dims: Mapping[str, Any],
+    stopping: Sequence[Any] = (),
+    summed: frozenset[int] = frozenset(),
 ) -> View:
     """The view of a site that is mapped over one more axis, at these positions in its arrays and extras."""
     varies = tuple(d is not None for d in leaf_dims)
@@ -328,6 +333,7 @@ def _with_mapped_axis(
         leaves=None if all(varies) else varies,
         lacking=lacking,
         stopping=frozenset(stopping),
+        summed=summed,
         mapped_by=_jax.mapped_by(axis_data),
     )
     return view.replace(axes=(axis, *view.axes))
@@ -347,26 +353,22 @@ def _batched_site(axis_data: Any, args: Any, dims: Any, *, site: Site, view: Vie
     extra_dims = {"token": at.token, "taken": at.gate}
     stopping = [loop for loop, d in zip(view.whiles, at.active) if d is not None]
     view = view.replace(whiles=tuple(loop for loop in view.whiles if loop not in stopping)) if stopping else view
-    beside: list[int] = []
+    summed: frozenset[int] = frozenset()
     n_axes = len(view.axes)
     if stopping or any(d is not None for d in (*out_dims, *extra_dims.values())):
         is_mapped = any(d is not None for d in out_dims)
-        if site.grads and is_mapped and not _edited() and _shared_pass_beside(site, view):
-            beside = [i for i, d in enumerate(out_dims) if d is None]
-            view = view.replace(beside=view.beside.union(beside))
+        if site.grads and is_mapped and not _edited() and _shared_stay_shared(site, view):
+            summed = frozenset(i for i, d in enumerate(out_dims) if d is None)
         # A value that is supplied may vary where the old one does not. If examples share an array and not another one,
         # each has its own part of the gradient: with a capture that records it, or an edit that changes it.
         elif view.role == "supply" or (is_mapped and (site.grads or _edited())):
             new.arrays = [x if d == 0 else repeated(x, axis_data) for x, d in zip(new.arrays, out_dims)]
             out_dims = [0] * len(out_dims)
-        view = _with_mapped_axis(view, axis_data, out_dims, extra_dims, stopping)
+        view = _with_mapped_axis(view, axis_data, out_dims, extra_dims, stopping, summed)
     outs = bind_site(new, site, view)
     if view.role == "supply":
         is_mapped = len(view.axes) > n_axes
         return outs, site.supply.dims(len(new.arrays)) if is_mapped else [None] * len(outs)
-    if view.role != "look":
-        for i in beside:
-            outs[i] = new.arrays[i]
     return outs, [*out_dims, None][: len(outs)]
 
 

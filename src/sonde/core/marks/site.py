@@ -208,8 +208,6 @@ class View:
         whiles: The `while_loop`s around the site whose predicate is being mapped, each a separate object; there is an
             additional operand for each, which is mapped too. See `Axis.stopping`.
         rows: For a recorded value in named loops, the requested rows; None: all.
-        beside: The arrays, by index, that the program does not take from the site, because the examples of a `vmap`
-            share them and not the others: they have no gradient.
         reached: For a gradient, the arrays, by index, that depend on what is differentiated: others have no gradient,
             while one of these without a part has zeros. None if that is not known.
     """
@@ -222,13 +220,17 @@ class View:
     gates: frozenset[Gate] = frozenset()
     whiles: tuple[object, ...] = ()
     rows: tuple[tuple[int, ...], ...] | None = None
-    beside: frozenset[int] = frozenset()
     reached: frozenset[int] | None = dataclasses.field(default=None, compare=False)
 
     @property
     def is_value(self) -> bool:
         """Whether this is the value itself and not its gradient."""
         return self.gradient_of is None
+
+    @property
+    def sums_gradients(self) -> bool:
+        """Whether the gradient of some arrays is one for all examples; see `Axis.summed`."""
+        return any(axis.summed for axis in self.axes)
 
     def gives_token(self, site: Site) -> bool:
         """Whether the last output of the site primitive is a token."""
@@ -239,11 +241,8 @@ class View:
         parts: Any = self.gradient_of
         if len(kept) == len(parts):
             return self
-        axes = [
-            axis if axis.leaves is None else dataclasses.replace(axis, leaves=tuple(axis.leaves[i] for i in kept))
-            for axis in self.axes
-        ]
-        return self.replace(gradient_of=tuple(parts[i] for i in kept), axes=tuple(axes))
+        axes = tuple(axis.with_parts(kept) for axis in self.axes)
+        return self.replace(gradient_of=tuple(parts[i] for i in kept), axes=axes)
 
     def has_row(self, row: tuple[int, ...]) -> bool:
         """Whether a row of the named loops around is among those of a recorded value."""

@@ -296,6 +296,8 @@ def _with_axes_of(value: Item, gradient: Item) -> Item:
     if common is None or all(common[1]):
         return gradient
     axes, on, _ = common
+    # Over an axis that it lacks it does not vary; it is not a sum over it.
+    axes = [axis if mine else dataclasses.replace(axis, summed=frozenset()) for axis, mine in zip(axes, on)]
     has = [in_row(on, has) for has, _ in zip(gradient.has, gradient.leaves)]
     return dataclasses.replace(gradient, view=gradient.view.replace(axes=with_leaves(axes, has)), extras={})
 

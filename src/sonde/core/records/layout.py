@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde.core.interpret.items import Extra
-from sonde.core.marks.axes import spread
+from sonde.core.marks.axes import spread, with_leaves
 from sonde.core.marks.site import Site, View
 from sonde.core.records.loop_rows import CallRow, row_table
 
@@ -47,24 +47,38 @@ class ArraysSpec:
         """How many arrays there are."""
         return len(self.ranks)
 
-    def spread(self, array: Any, index: int) -> Any:
-        """An array, or its type, with all the axes of the view."""
+    def spread(self, array: Any, index: int, *, gradient_of: int | None = None) -> Any:
+        """An array, or its type, with all the axes of the view; but see `Axis.summed` for a gradient.
+
+        For a value, `gradient_of` asks for the axes that its gradient would have.
+        """
         if isinstance(array, jax.ShapeDtypeStruct):
-            return jax.eval_shape(lambda x: self.spread(x, index), array)
-        return spread(array, self.view.axes, index, skip=jnp.ndim(array) - self.ranks[index])
+            return jax.eval_shape(lambda x: self.spread(x, index, gradient_of=gradient_of), array)
+        if self.view.gradient_of is not None:
+            gradient_of = self.view.gradient_of[index]
+        n_around = jnp.ndim(array) - self.ranks[index]
+        return spread(array, self.view.axes, index, skip=n_around, gradient_of=gradient_of)
+
+    def lacking(self, index: int) -> list[bool]:
+        """For each axis, whether an array is stored without it and gets it back."""
+        part = None if self.view.gradient_of is None else self.view.gradient_of[index]
+        return [not axis.on_leaf(index) and part not in axis.summed for axis in self.view.axes]
 
     def lacks_axes(self, index: int) -> bool:
         """Whether an array is stored without some of the axes."""
-        return self.reduced is None and not all(axis.on_leaf(index) for axis in self.view.axes)
+        return self.reduced is None and any(self.lacking(index))
 
     @property
     def whole(self) -> ArraysSpec:
         """The same for arrays with all axes."""
         if not any(map(self.lacks_axes, range(self.n))):
             return self
-        axes = tuple(dataclasses.replace(axis, leaves=None) for axis in self.view.axes)
-        more = [sum(not axis.on_leaf(i) for axis in self.view.axes) for i in range(self.n)]
-        return ArraysSpec(self.view.replace(axes=axes), tuple(map(sum, zip(self.ranks, more))), self.reduced)
+        lacking = [self.lacking(i) for i in range(self.n)]
+        has = [
+            [axis.on_leaf(i) or more for axis, more in zip(self.view.axes, its)] for i, its in enumerate(lacking)
+        ]
+        ranks = tuple(rank + sum(its) for rank, its in zip(self.ranks, lacking))
+        return ArraysSpec(self.view.replace(axes=with_leaves(self.view.axes, has)), ranks, self.reduced)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ class Record:
         for call, arrays in self.calls():
             if not call.value.view.is_value:
                 found.append(self._put_together(call, call.value, arrays) if order == 1 else None)
-            elif len(call.grads) < order or (call.value.reduced is not None and call.value.view.beside):
+            elif len(call.grads) < order or (call.value.reduced is not None and call.value.view.sums_gradients):
                 found.append(None)
             else:
                 value, _, grads = call.parts(arrays)
@@ -172,7 +172,7 @@ class Record:
             indices = leaf_indices(spec.view, spec.n)
             parts = {index: spec.spread(x, i) for i, (index, x) in enumerate(zip(indices, arrays))}
         if call.value.reduced is None and value:
-            zeros: list[Any] = [jnp.zeros_like(call.value.spread(x, i)) for i, x in enumerate(value)]
+            zeros: list[Any] = [jnp.zeros_like(call.value.spread(x, i, gradient_of=i)) for i, x in enumerate(value)]
         else:
             zeros = [jnp.zeros(t.shape, t.dtype) for t in call.types]
         n = sum(call.site.arrays)
@@ -180,7 +180,7 @@ class Record:
         reached = None if spec is None else spec.view.reached
         for i in range(n):
             is_float = i < len(zeros) and zeros[i] is not None and jnp.issubdtype(zeros[i].dtype, jnp.inexact)
-            if i in call.value.view.beside or (is_float and reached is not None and i not in reached):
+            if is_float and reached is not None and i not in reached:
                 zeros[i] = None
         return call.site.rebuild([parts.get(i, zeros[i]) for i in range(n)])
 
