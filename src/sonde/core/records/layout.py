@@ -74,9 +74,7 @@ class ArraysSpec:
         if not any(map(self.lacks_axes, range(self.n))):
             return self
         lacking = [self.lacking(i) for i in range(self.n)]
-        has = [
-            [axis.on_leaf(i) or more for axis, more in zip(self.view.axes, its)] for i, its in enumerate(lacking)
-        ]
+        has = [[axis.on_leaf(i) or more for axis, more in zip(self.view.axes, its)] for i, its in enumerate(lacking)]
         ranks = tuple(rank + sum(its) for rank, its in zip(self.ranks, lacking))
         return ArraysSpec(self.view.replace(axes=with_leaves(self.view.axes, has)), ranks, self.reduced)
 
