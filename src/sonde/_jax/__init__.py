@@ -18,6 +18,7 @@ from sonde._jax import (
     parameters,
     patches,
     primitives,
+    references,
     scope_names,
     tracers,
     traces,
@@ -36,6 +37,7 @@ from sonde._jax.operations import *
 from sonde._jax.parameters import *
 from sonde._jax.patches import *
 from sonde._jax.primitives import *
+from sonde._jax.references import *
 from sonde._jax.scope_names import *
 from sonde._jax.tracers import *
 from sonde._jax.traces import *
@@ -57,6 +59,7 @@ __all__ += scope_names.__all__
 __all__ += parameters.__all__
 __all__ += patches.__all__
 __all__ += primitives.__all__
+__all__ += references.__all__
 __all__ += tracers.__all__
 __all__ += traces.__all__
 __all__ += upgraded.__all__

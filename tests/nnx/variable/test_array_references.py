@@ -291,6 +291,86 @@ def test_values_that_are_arrays_everywhere(arrays_everywhere):
     assert ours[1][2].tolist() == [1, 2, 3]
 
 
+def leaves_as_arrays(nnx):
+    class Net(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.arange(6.0).reshape(2, 3), hijax=True)
+            self.key = nnx.Variable(jax.random.key(0), hijax=True)
+
+    model = Net()
+    state = nnx.state(model, nnx.Param)
+    (w,) = jax.tree.leaves(state)
+    tx = optax.adamw(0.1)
+    updates, _ = tx.update(jax.tree.map(jnp.ones_like, state), tx.init(state), state)
+    moved = optax.apply_updates(state, updates)
+    read = jnp.sum(w), np.asarray(w), w @ w.T, w[0], w.mean(0), len(w), w.shape, w.dtype, w.T, 2 / (1 + w), -w
+    norm = optax.global_norm(state), optax.tree.norm(moved)
+    nnx.update(model, moved)
+    values = jax.tree.leaves(moved), model.w[...], jax.random.key_data(model.key.get_value())
+    return jax.tree.map(np.asarray, (read, norm, values))
+
+
+def test_leaves_of_variables_with_hijax_act_as_arrays(same):
+    same(leaves_as_arrays)
+
+
+def test_leaves_act_as_arrays_under_transforms_of_jax(written_inside):
+    v = nnx.Param(jnp.arange(6.0).reshape(2, 3), hijax=True)
+    array = v[...]
+
+    def uses(x):
+        moved = jax.tree.map(lambda w, update: w - update, x, optax.scale(0.1).update(jnp.ones_like(x), None)[0])
+        rows = jax.vmap(lambda row: row.sum() * row)(x)
+        last, sums = jax.lax.scan(lambda c, _: (c + x.sum(), x.mean()), 0.0, length=3)
+        return (
+            moved,
+            rows,
+            last,
+            sums,
+            x @ x.T,
+            x.at[0].set(7),
+            x.reshape(3, 2),
+            1 - x,
+            jax.lax.cond(True, lambda: x * 2, lambda: x + 0),
+        )
+
+    (leaf,) = jax.tree.leaves(v)
+    expected = jax.jit(uses)(array)
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(uses)(leaf), expected)
+    kernel = lambda x, w: jax.checkpoint(lambda x: (x * w).sum())(x)
+    gradient = jax.jit(lambda w: jax.grad(kernel)(jnp.ones(3), w))
+    np.testing.assert_array_equal(gradient(leaf), gradient(array))
+
+    @jax.jit
+    def writes(x):
+        before = x + 0
+        x[...] = x * 2
+        return before, x.sum()
+
+    before, total = writes(leaf)
+    np.testing.assert_array_equal(before, array)
+    assert total == 30 and v.sum() == 30
+    held = {leaf: "leaf"}
+    assert held[leaf] == "leaf"
+    with pytest.raises(AttributeError, match="no_such_attribute"):
+        leaf.no_such_attribute
+
+
+def test_metadata_that_would_not_reach_the_caller_are_refused(written_inside):
+    v = nnx.Param(jnp.ones(2), hijax=True, role="old")
+
+    def changes(v):
+        v.set_metadata("role", "new")
+        return v.sum()
+
+    for forbidden in (changes, lambda v: v.del_metadata("role")):
+        with pytest.raises(TraceContextError, match="only the value reaches the caller"):
+            jax.jit(forbidden)(v)
+    assert nnx.jit(changes)(v) == 2 and v.role == "new"
+    v.set_metadata("role", "outside")
+    assert v.role == "outside"
+
+
 def test_arrays_are_not_written_to_under_transforms_of_jax(arrays_everywhere):
     v = nnx.Param(jnp.arange(3.0), hijax=True)
 

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from sonde._jax import Tracer
+from sonde.nnx.variable.array_references import REFERENCES
 from sonde.nnx.variable.variable import Variable
 
 T = TypeVar("T", bound=type)
@@ -24,7 +25,7 @@ KIND: dict[type, int] = dict.fromkeys(
     (int, float, complex, bool, str, bytes, type, type(len), type(lambda: None), np.float32, np.dtype), OTHER
 )
 KIND.update(dict.fromkeys((list, tuple, dict, type(None)), CONTAINER))
-KIND[jax.Ref] = ARRAY
+KIND.update(dict.fromkeys(REFERENCES, ARRAY))
 _data_types: set[type] = set()
 _node_types: list[type] = []
 

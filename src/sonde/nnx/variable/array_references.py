@@ -1,8 +1,9 @@
 """Array references, `jax.Ref`: arrays that any JAX function can change in place.
 
-A Module may hold a reference as an attribute. A Variable keeps its value in a reference with `ref=True`, or in a tree
-of them with `hijax=True` (Flax has two names; Sonde has one mechanism for both). Code inside plain `jax.jit` can write
-to these Variables, whether or not they are arguments of the function.
+A Module may hold a reference as an attribute. A Variable keeps its value in a reference with `ref=True`, or, with JAX
+before 0.11.1, in a tree of them with `hijax=True`. Code inside plain `jax.jit` can write to these Variables, whether or
+not they are arguments of the function. The references of `hijax=True` are `ArrayReference`s, which JAX's functions take
+as arrays too.
 
 A reference is a leaf with an identity: if it occurs twice, it is still one object. JAX functions accept references but
 do not return them, so a transform returns the value of a new reference, and makes a reference of that value outside.
@@ -15,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from sonde._jax import Tracer, is_outermost, trace_level
+from sonde._jax import ArrayLikeRefType, Tracer, is_outermost, register_array_like_reference, trace_level
 from sonde.errors import TraceContextError
+from sonde.nnx.variable.array_like import ArrayLike
 
 if TYPE_CHECKING:
     from sonde.nnx.variable.metadata import Metadata
@@ -25,9 +27,42 @@ if TYPE_CHECKING:
 _HELD = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 
 
+class ArrayReference(ArrayLike, jax.Ref):
+    """A reference that acts as the array it holds, except that `reference[...] = x` writes to it."""
+
+    __hash__ = object.__hash__  # a reference is known by its identity, though `==` compares arrays
+
+    @classmethod
+    def to_new(cls, value: Any) -> Any:
+        """A new reference to a copy of an array; in a trace, JAX's own."""
+        reference: Any = jax.new_ref(value)
+        if isinstance(reference, Tracer):
+            return reference
+        return cls(ArrayLikeRefType(reference.aval.inner_aval, reference.aval.memory_space), reference._refs)
+
+    def get_value(self) -> Any:
+        """The array that the reference holds now."""
+        return self[...]
+
+    @property
+    def at(self) -> Any:
+        """The property `at` of the array."""
+        return self[...].at
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or hasattr(jax.Ref, name):  # an attribute of the reference that failed
+            raise AttributeError(name)
+        return getattr(self[...], name)
+
+
+register_array_like_reference(ArrayReference)
+#: The classes of references outside of traces.
+REFERENCES = frozenset((jax.Ref, ArrayReference))
+
+
 def is_reference(value: Any) -> bool:
     """Whether a value is an array reference, or stands for one inside a trace."""
-    return type(value) is jax.Ref or (isinstance(value, Tracer) and isinstance(value, jax.Ref))
+    return type(value) in REFERENCES or (isinstance(value, Tracer) and isinstance(value, jax.Ref))
 
 
 def load(tree: Any) -> Any:
@@ -37,7 +72,7 @@ def load(tree: Any) -> Any:
 
 def referring(tree: Any) -> Any:
     """The value with each array replaced by a new reference."""
-    return jax.tree.map(lambda x: jax.new_ref(x) if isinstance(x, _HELD) else x, tree)
+    return jax.tree.map(lambda x: ArrayReference.to_new(x) if isinstance(x, _HELD) else x, tree)
 
 
 def store(held: Any, value: Any) -> bool:

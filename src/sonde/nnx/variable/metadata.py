@@ -17,7 +17,7 @@ from sonde.nnx.variable import defaults
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Entries that every Variable has. `hijax` and `ref` say that the value is kept in array references.
+#: Entries that every Variable has. `ref`, and with older JAX `hijax`, keep the value in array references.
 REQUIRED = ("hijax", "ref", "eager_sharding")
 HOOKS = ("on_get_value", "on_set_value", "on_create_value", "on_add_axis", "on_remove_axis")
 
@@ -38,7 +38,7 @@ class Metadata(Mapping[str, Any]):
         hooked: Whether there are hooks.
         reads_hooked: Whether reading the value runs more than a lookup.
         keeps_out: Whether functions under JAX's own transforms must not write to the Variable.
-        is_inside: Whether it belongs to such a Variable inside of such a function.
+        is_inside: Whether the Variable, with `hijax=True`, is one that JAX made for such a function.
     """
 
     __slots__ = (

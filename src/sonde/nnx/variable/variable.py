@@ -31,7 +31,7 @@ from sonde.errors import TraceContextError
 from sonde.nnx.structure import epoch
 from sonde.nnx.variable import eager_sharding
 from sonde.nnx.variable.array_like import ArrayLike
-from sonde.nnx.variable.array_references import is_reference, load, new_references, write_through
+from sonde.nnx.variable.array_references import REFERENCES, is_reference, load, new_references, write_through
 from sonde.nnx.variable.cell import Cell
 from sonde.nnx.variable.eager_sharding import place_value
 from sonde.nnx.variable.metadata import HOOKS, REQUIRED, Metadata, VariableMetadata, shared
@@ -90,7 +90,7 @@ class Variable(ArrayLike, Generic[A]):
             value = meta.run_hooks("on_create_value", self, self.create_value(cast(A, value)))
         if "out_sharding" in meta:
             value = place_value(value, meta)
-        if meta.by_reference or type(value) is jax.Ref:
+        if meta.by_reference or type(value) in REFERENCES:
             value = new_references(self, value, meta)
         _set_cell(self, Cell(value))
         _set_level(self, trace_level())
@@ -180,7 +180,7 @@ class Variable(ArrayLike, Generic[A]):
         _set_value(self, value)
 
     def _check_level(self) -> None:
-        if self._metadata.is_inside and not is_outermost(trace_level()):
+        if self._metadata.keeps_out and self._is_copy_inside():
             raise TraceContextError(
                 f"A {type(self).__name__} with hijax=True was changed inside a function under a transform of JAX, "
                 "where its value is an array: the caller would not see the change. Make it with ref=True, or pass "
@@ -192,6 +192,19 @@ class Variable(ArrayLike, Generic[A]):
                 f"transformed function, change only Variables of its own arguments: pass the object that holds this "
                 f"{type(self).__name__} as an argument of an nnx transform (nnx.jit, nnx.grad, ...)."
             )
+
+    def _check_metadata_may_change(self) -> None:
+        self._check_level()
+        if self._is_copy_inside():
+            raise TraceContextError(
+                f"The metadata of a {type(self).__name__} with hijax=True was changed inside a function under a "
+                "transform of JAX: only the value reaches the caller. Set it outside, or pass the object that holds "
+                "the Variable to an nnx transform."
+            )
+
+    def _is_copy_inside(self) -> bool:
+        """Whether JAX made this Variable, with `hijax=True`, of one outside for a function it is tracing."""
+        return self._metadata.is_inside and not is_outermost(trace_level())
 
     # -------------------------------------------------------------------------------------------- metadata
 
@@ -218,7 +231,7 @@ class Variable(ArrayLike, Generic[A]):
 
     def set_metadata(self, *args: Any, **kwargs: Any) -> None:
         """Sets metadata: `set_metadata(name, value)`, `set_metadata(name=value)`, or a dict that replaces all."""
-        self._check_level()
+        self._check_metadata_may_change()
         if len(args) == 1 and not kwargs:
             entries = {"eager_sharding": self._metadata["eager_sharding"], **_canonical(dict(args[0]))}
         elif len(args) == 2 and not kwargs:
@@ -237,7 +250,7 @@ class Variable(ArrayLike, Generic[A]):
 
     def del_metadata(self, name: str) -> None:
         """Removes one entry of the metadata."""
-        self._check_level()
+        self._check_metadata_may_change()
         _set_metadata(self, self._metadata.without(name))
         epoch.bump()
 
@@ -471,7 +484,7 @@ def _flatten_with_keys(variable: Variable[Any]) -> tuple[tuple[tuple[Any, Any]],
 def _register(cls: type[Variable[Any]]) -> None:
     def unflatten(metadata: Metadata, children: Any) -> Variable[Any]:
         (value,) = children
-        if metadata.keeps_out and not is_outermost(trace_level()):
+        if metadata["hijax"] and not metadata["ref"] and not is_outermost(trace_level()):
             metadata = metadata.inside()
         return cls._make(value, metadata)
 

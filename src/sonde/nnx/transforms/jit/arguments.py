@@ -15,7 +15,7 @@ import jax
 from sonde.nnx.structure.definitions import flatten_once, unflatten_once
 from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, KIND, NODE, OTHER, VARIABLE, kind_of
 from sonde.nnx.transforms.lifting import Fixed
-from sonde.nnx.variable.array_references import is_reference
+from sonde.nnx.variable.array_references import REFERENCES, is_reference
 
 ROOT, PLAIN = "root", "plain"
 
@@ -26,7 +26,7 @@ def holds_objects(value: Any) -> bool:
     if kind is None:
         kind = kind_of(value)
     if kind != CONTAINER:
-        return kind in (NODE, VARIABLE) or type(value) is jax.Ref
+        return kind in (NODE, VARIABLE) or type(value) in REFERENCES
     if value is None:
         return False
     cls = type(value)
@@ -37,7 +37,7 @@ def holds_objects(value: Any) -> bool:
     else:
         children = flatten_once(value)[1]
     types = set(map(type, children))  # most containers hold arrays only: check each type once
-    if {KIND.get(t) for t in types} <= {ARRAY, OTHER} and jax.Ref not in types:
+    if {KIND.get(t) for t in types} <= {ARRAY, OTHER} and not REFERENCES & types:
         return False
     return any(map(holds_objects, children))
 
