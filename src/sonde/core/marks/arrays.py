@@ -49,12 +49,12 @@ def _with_unsorted(tree: Any) -> Any:
         return type(tree)(map(_with_unsorted, tree))
     if type(tree) is not dict:
         return tree
-    new = {key: _with_unsorted(value) for key, value in tree.items()}
+    converted = {key: _with_unsorted(value) for key, value in tree.items()}
     try:
-        sorted(new)
+        sorted(converted)
     except TypeError:
-        return UnsortedDict(new)
-    return new
+        return UnsortedDict(converted)
+    return converted
 
 
 def is_array_like(x: Any) -> bool:
@@ -110,6 +110,6 @@ def split_arrays(tree: Any, is_array: Callable[[Any], bool] = is_array_like) -> 
         (1, {'name': 'text', 'x': 'other'})
     """
     leaves, structure = jax.tree.flatten(tree)
-    here = [is_array(x) for x in leaves]
-    rest = WithoutArrays(structure, tuple(_ARRAY if a else x for x, a in zip(leaves, here)))
-    return [x for x, a in zip(leaves, here) if a], rest
+    are_arrays = [is_array(x) for x in leaves]
+    without_arrays = WithoutArrays(structure, tuple(_ARRAY if a else x for x, a in zip(leaves, are_arrays)))
+    return [x for x, a in zip(leaves, are_arrays) if a], without_arrays

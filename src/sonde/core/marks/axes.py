@@ -90,9 +90,9 @@ class Axis:
         """The axis of a gradient, replaced by the corresponding axis of its value, if there is one."""
         if self.mapped_by is None or not self.mapped_by.inherited:
             return self
-        here, path = [a.mapped_by for a in axes if a.mapped_by is not None], self.mapped_by[:2]
-        found = next((mine for mine in here if mine[:2] == path), self.mapped_by)
-        return dataclasses.replace(self, mapped_by=found)
+        maps, path = [a.mapped_by for a in axes if a.mapped_by is not None], self.mapped_by[:2]
+        mapped_by = next((value_map for value_map in maps if value_map[:2] == path), self.mapped_by)
+        return dataclasses.replace(self, mapped_by=mapped_by)
 
     def __repr__(self) -> str:
         return f"{self.kind}:{self.name or self.size}"
@@ -113,8 +113,8 @@ def extra_has(axes: Sequence[Axis], name: str) -> list[bool]:
 
 def in_row(on: Has, has: Has) -> list[bool]:
     """Which axes of a longer list an array has, if its own list is the entries where `on` is true."""
-    mine = iter(has)
-    return [here and next(mine) for here in on]
+    entries = iter(has)
+    return [is_on and next(entries) for is_on in on]
 
 
 def either(*has: Has) -> list[bool]:
@@ -138,9 +138,9 @@ def over_axes(fn: Callable[..., Any], has: Sequence[Has]) -> Callable[..., Any]:
     Returns:
         A function whose results have the axes that `either` argument has.
     """
-    for mine in reversed(list(zip(*has))):
-        if any(mine):
-            fn = functools.partial(_over_axis, fn, mine)
+    for args_with_axis in reversed(list(zip(*has))):
+        if any(args_with_axis):
+            fn = functools.partial(_over_axis, fn, args_with_axis)
     return fn
 
 
@@ -176,7 +176,7 @@ def repeated_along(array: Any, size: Any, position: int) -> Any:
 
 def room_for_axes(array: Any, has: Has, rank: int = 0) -> Any:
     """An array with an axis of length one for each that it lacks, and `rank` more at the end: for broadcasting."""
-    array = lax.expand_dims(array, [i for i, mine in enumerate(has) if not mine])
+    array = lax.expand_dims(array, [i for i, has_axis in enumerate(has) if not has_axis])
     return lax.expand_dims(array, range(array.ndim, array.ndim + rank))
 
 
@@ -218,8 +218,8 @@ def common_axes(a: Sequence[Axis], b: Sequence[Axis]) -> tuple[list[Axis], list[
     None if there are several such lists, or none.
     """
     if len(a) < len(b):
-        found = common_axes(b, a)
-        return found and (found[0], found[2], found[1])
+        swapped = common_axes(b, a)
+        return swapped and (swapped[0], swapped[2], swapped[1])
     ways = list(_ways_to_find(a, b))
     if not ways:
         return _joined(a, b)
@@ -249,10 +249,10 @@ def _joined(a: Sequence[Axis], b: Sequence[Axis]) -> tuple[list[Axis], list[bool
 
 def _comes_first(row: Sequence[Axis], other: Sequence[Axis]) -> bool:
     """Whether the first axis of one list, which the other lacks, comes before the first axis of the other."""
-    axis, *rest = row
+    axis, *later_axes = row
     if any(map(axis.looks_like, other)):
         return False
-    return not other or axis.is_around(other[0]) or any(map(other[0].looks_like, rest))
+    return not other or axis.is_around(other[0]) or any(map(other[0].looks_like, later_axes))
 
 
 def _ways_to_find(row: Sequence[Axis], inside: Sequence[Axis], start: int = 0) -> Any:
@@ -262,4 +262,4 @@ def _ways_to_find(row: Sequence[Axis], inside: Sequence[Axis], start: int = 0) -
         return
     for i in range(start, len(row)):
         if row[i].looks_like(inside[0]):
-            yield from ((i, *rest) for rest in _ways_to_find(row, inside[1:], i + 1))
+            yield from ((i, *later_positions) for later_positions in _ways_to_find(row, inside[1:], i + 1))

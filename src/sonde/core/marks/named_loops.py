@@ -44,7 +44,7 @@ class Within(NamedTuple):
 
     def has(self, row: Row) -> bool:
         """Whether the code is part of the program in a row of these loops, and maybe of further ones inside."""
-        return any(row[self.stop - len(mine) : self.stop] == mine for mine in self.rows)
+        return any(row[self.stop - len(chosen) : self.stop] == chosen for chosen in self.rows)
 
 
 def starred(path: str, loops: Sequence[NamedLoop]) -> tuple[str, tuple[int, ...]]:
@@ -88,13 +88,13 @@ def rows_chosen(patterns: Iterable[Pattern], site: Site, path: str, lengths: tup
         path: Its starred path.
         lengths: Those of the named loops around it.
     """
-    found: set[Row] = set()
+    rows: set[Row] = set()
     for pattern in patterns:
         if isinstance(pattern, str):
-            found |= _rows_of_glob(pattern, path, lengths)
+            rows |= _rows_of_glob(pattern, path, lengths)
         else:
-            found |= {row for row in _all_rows(lengths) if pattern(site.at(row_path(path, row)))}
-    return sorted(found)
+            rows |= {row for row in _all_rows(lengths) if pattern(site.at(row_path(path, row)))}
+    return sorted(rows)
 
 
 @functools.lru_cache(maxsize=4096)

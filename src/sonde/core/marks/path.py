@@ -163,15 +163,15 @@ def nearest(name: str, names: Iterable[str], most: int = 5) -> list[str]:
         >>> nearest("zzz", ["attn/weights", "embedding"])
         []
     """
-    known = list(dict.fromkeys(names))
+    candidates = list(dict.fromkeys(names))
     last = name.rpartition("/")[2]
     by_last: dict[str, list[str]] = {}
-    for each in known:
+    for each in candidates:
         by_last.setdefault(each.rpartition("/")[2], []).append(each)
-    near = difflib.get_close_matches(name, known, n=most, cutoff=0.6) + by_last.get(last, [])
+    near = difflib.get_close_matches(name, candidates, n=most, cutoff=0.6) + by_last.get(last, [])
     near = near or [path for part in difflib.get_close_matches(last, by_last, cutoff=0.7) for path in by_last[part]]
     if not near and len(last) > 2:
-        near = [path for path in known if last.lower() in path.lower()]
+        near = [path for path in candidates if last.lower() in path.lower()]
     return list(dict.fromkeys(near))[:most]
 
 
@@ -183,20 +183,26 @@ def no_such_site(pattern: Pattern, paths: Iterable[str]) -> NoSuchSiteError:
 
     A predicate of Sonde's own says in its attribute `no_site` what to do about it.
     """
-    known = list(dict.fromkeys(paths))
+    site_paths = list(dict.fromkeys(paths))
     if isinstance(explained := getattr(pattern, "no_site", None), str):
-        return NoSuchSiteError(f"{explained}; the program has the sites: {', '.join(map(repr, known[:10])) or 'none'}")
-    thing = given_as(pattern)
-    asked = thing if isinstance(thing, str) else getattr(thing, "__name__", None) or short_repr(thing)
-    if not known:
-        return NoSuchSiteError(f"pattern {asked!r} matches no site: the program has no sites at all; {NOTHING_MARKED}")
-    near = nearest(asked, known)
+        return NoSuchSiteError(
+            f"{explained}; the program has the sites: {', '.join(map(repr, site_paths[:10])) or 'none'}"
+        )
+    as_written = given_as(pattern)
+    pattern_text = as_written
+    if not isinstance(as_written, str):
+        pattern_text = getattr(as_written, "__name__", None) or short_repr(as_written)
+    if not site_paths:
+        return NoSuchSiteError(
+            f"pattern {pattern_text!r} matches no site: the program has no sites at all; {NOTHING_MARKED}"
+        )
+    near = nearest(pattern_text, site_paths)
     if near:
         text = f"nearest: {', '.join(map(repr, near))}"
     else:
-        more = f" and {len(known) - _MOST_LISTED} more" if len(known) > _MOST_LISTED else ""
-        text = f"none is like it; there are {', '.join(map(repr, known[:_MOST_LISTED]))}{more}"
-    return NoSuchSiteError(f"pattern {asked!r} matches none of the program's {len(known)} sites; {text}")
+        more = f" and {len(site_paths) - _MOST_LISTED} more" if len(site_paths) > _MOST_LISTED else ""
+        text = f"none is like it; there are {', '.join(map(repr, site_paths[:_MOST_LISTED]))}{more}"
+    return NoSuchSiteError(f"pattern {pattern_text!r} matches none of the program's {len(site_paths)} sites; {text}")
 
 
 _MOST_LISTED = 10

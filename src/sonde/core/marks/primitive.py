@@ -218,15 +218,15 @@ def _site_transpose(cotangents: Any, *args: Any, site: Site, view: View) -> Any:
     if view.role == "look":  # a tangent that a loop only records has no results
         return [None] * len(args)
     n = len(operands_of(args, site, view).arrays)
-    given = list(cotangents[:n])
-    nonzero = tuple(i for i, ct in enumerate(given) if type(ct) is not ad.Zero)
+    value_cotangents = list(cotangents[:n])
+    nonzero = tuple(i for i, ct in enumerate(value_cotangents) if type(ct) is not ad.Zero)
     if view.is_value and site.grads and nonzero:
         gradient = _gradient_view(view, nonzero).replace(reached=None)
         token = np.asarray(NO_VALUE, TOKEN)
-        seen = site_p.bind(*[given[i] for i in nonzero], token, site=site, view=gradient)
-        for i, ct in zip(nonzero, seen):
-            given[i] = ct
-    return [*given, *[None] * (len(args) - n)]
+        recorded = site_p.bind(*[value_cotangents[i] for i in nonzero], token, site=site, view=gradient)
+        for i, ct in zip(nonzero, recorded):
+            value_cotangents[i] = ct
+    return [*value_cotangents, *[None] * (len(args) - n)]
 
 
 def _marker_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
@@ -237,8 +237,8 @@ def _marker_transpose(cotangents: Any, *args: Any, site: Site, view: View) -> An
     nonzero = [i for i, ct in enumerate(cotangents) if type(ct) is not ad.Zero]
     cotangents = [*cotangents, None]
     if nonzero:
-        seen = site_p.bind(*[cotangents[i] for i in nonzero], args[-1], site=site, view=view.part(nonzero))
-        for i, cotangent in zip(nonzero, seen):
+        recorded = site_p.bind(*[cotangents[i] for i in nonzero], args[-1], site=site, view=view.part(nonzero))
+        for i, cotangent in zip(nonzero, recorded):
             cotangents[i] = cotangent
     return cotangents
 
@@ -340,14 +340,14 @@ def _with_mapped_axis(
 
 
 def _batched_site(axis_data: Any, args: Any, dims: Any, *, site: Site, view: View) -> Any:
-    given, at = operands_of(args, site, view), operands_of(dims, site, view)
-    new = Operands(
-        [_front(x, d) for x, d in zip(given.arrays, at.arrays)],
+    operands, at = operands_of(args, site, view), operands_of(dims, site, view)
+    batched = Operands(
+        [_front(x, d) for x, d in zip(operands.arrays, at.arrays)],
         # A number that belongs to the whole loop: that of any element will do.
-        anchor=_front(given.anchor, at.anchor)[0] if at.anchor is not None else given.anchor,
-        token=_front(given.token, at.token),
-        gate=_front(given.gate, at.gate),
-        active=tuple(x for x, d in zip(given.active, at.active) if d is None),
+        anchor=_front(operands.anchor, at.anchor)[0] if at.anchor is not None else operands.anchor,
+        token=_front(operands.token, at.token),
+        gate=_front(operands.gate, at.gate),
+        active=tuple(x for x, d in zip(operands.active, at.active) if d is None),
     )
     out_dims = [d if d is None else 0 for d in at.arrays]
     extra_dims = {"token": at.token, "taken": at.gate}
@@ -362,13 +362,13 @@ def _batched_site(axis_data: Any, args: Any, dims: Any, *, site: Site, view: Vie
         # A value that is supplied may vary where the old one does not. If examples share an array and not another one,
         # each has its own part of the gradient: with a capture that records it, or an edit that changes it.
         elif view.role == "supply" or (is_mapped and (site.grads or _edited())):
-            new.arrays = [x if d == 0 else repeated(x, axis_data) for x, d in zip(new.arrays, out_dims)]
+            batched.arrays = [x if d == 0 else repeated(x, axis_data) for x, d in zip(batched.arrays, out_dims)]
             out_dims = [0] * len(out_dims)
         view = _with_mapped_axis(view, axis_data, out_dims, extra_dims, stopping, summed)
-    outs = bind_site(new, site, view)
+    outs = bind_site(batched, site, view)
     if view.role == "supply":
         is_mapped = len(view.axes) > n_axes
-        return outs, site.supply.dims(len(new.arrays)) if is_mapped else [None] * len(outs)
+        return outs, site.supply.dims(len(batched.arrays)) if is_mapped else [None] * len(outs)
     return outs, [*out_dims, None][: len(outs)]
 
 

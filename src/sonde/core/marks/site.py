@@ -123,9 +123,9 @@ class Site:
 
     def at(self, path: str) -> Site:
         """The same site, with its whole path."""
-        found = copy.copy(self)
-        found.path = path
-        return found
+        located = copy.copy(self)
+        located.path = path
+        return located
 
     @property
     def why_in_place(self) -> str:

@@ -17,19 +17,19 @@ def without_sites(jaxpr: Any) -> Any:
     return _without_sites(jaxpr, {})
 
 
-def _without_sites(jaxpr: Any, known: dict[int, tuple[Any, Any]]) -> Any:
+def _without_sites(jaxpr: Any, results: dict[int, tuple[Any, Any]]) -> Any:
     """A jaxpr, open or closed, without sites and scopes; the same object if it has none."""
-    if id(jaxpr) in known:
-        return known[id(jaxpr)][1]
-    old = _jax.open_jaxpr(jaxpr)
+    if id(jaxpr) in results:
+        return results[id(jaxpr)][1]
+    opened = _jax.open_jaxpr(jaxpr)
     replaced: dict[Any, Any] = {}
     eqns: list[Any] = []
 
-    def now(var: Any) -> Any:
+    def current(var: Any) -> Any:
         return replaced.get(var, var) if type(var) is _jax.Var else var
 
-    for eqn in old.eqns:
-        invars = [*map(now, eqn.invars)]
+    for eqn in opened.eqns:
+        invars = [*map(current, eqn.invars)]
         if eqn.primitive in (site_p, marker_p, plain_p):
             token = _jax.Literal(np.asarray(NO_VALUE, TOKEN), TOKEN_TYPE)
             outs = [*invars[: len(eqn.outvars)], token]
@@ -37,16 +37,16 @@ def _without_sites(jaxpr: Any, known: dict[int, tuple[Any, Any]]) -> Any:
                 outs[len(eqn.outvars) - 1] = token
             replaced.update(zip(eqn.outvars, outs))
             continue
-        params = _jax.with_jaxprs(eqn.params, lambda inner: _without_sites(inner, known))
+        params = _jax.with_jaxprs(eqn.params, lambda inner: _without_sites(inner, results))
         if params is not eqn.params:
             eqn = eqn.replace(params=params, effects=_without_effect(eqn.effects))
         eqn = _jax.without_names(eqn, ScopeName)
         eqns.append(eqn if invars == eqn.invars else eqn.replace(invars=invars))
-    new = jaxpr
-    if len(eqns) < len(old.eqns) or any(a is not b for a, b in zip(eqns, old.eqns)):
-        new = _jax.with_equations(jaxpr, eqns, [*map(now, old.outvars)], _without_effect(old.effects))
-    known[id(jaxpr)] = jaxpr, new  # with the jaxpr itself: its id stays its own
-    return new
+    result = jaxpr
+    if len(eqns) < len(opened.eqns) or any(a is not b for a, b in zip(eqns, opened.eqns)):
+        result = _jax.with_equations(jaxpr, eqns, [*map(current, opened.outvars)], _without_effect(opened.effects))
+    results[id(jaxpr)] = jaxpr, result  # with the jaxpr itself: its id stays its own
+    return result
 
 
 def _without_effect(effects: Any) -> Any:

@@ -42,12 +42,12 @@ _known: dict[int, tuple[weakref.ref[Any], bool]] = {}  # by identity, whether th
 def has_sites(jaxpr: Any) -> bool:
     """Whether a site is anywhere inside."""
     key = id(jaxpr)
-    found = _known.get(key)
-    if found is None:
+    entry = _known.get(key)
+    if entry is None:
         opened = _jax.open_jaxpr(jaxpr)
         has = any(type(effect) is SiteEffect for effect in opened.effects) or bool(equations_with_sites(opened))
-        found = _known[key] = weakref.ref(jaxpr, lambda _: _known.pop(key, None)), has
-    return found[1]
+        entry = _known[key] = weakref.ref(jaxpr, lambda _: _known.pop(key, None)), has
+    return entry[1]
 
 
 def equations_with_sites(jaxpr: Any) -> list[Any]:
@@ -56,8 +56,8 @@ def equations_with_sites(jaxpr: Any) -> list[Any]:
 
 
 def _has_sites_inside(eqn: Any) -> bool:
-    found = _jax.sub_jaxprs(eqn.params)
-    return bool(found) and any(map(has_sites, found))
+    inner_jaxprs = _jax.sub_jaxprs(eqn.params)
+    return bool(inner_jaxprs) and any(map(has_sites, inner_jaxprs))
 
 
 _equations = ByIdentity(lambda jaxpr: [e for e in jaxpr.eqns if e.primitive is site_p or _has_sites_inside(e)])
@@ -83,7 +83,7 @@ def sites_inside(
 
 def first_site(jaxpr: Any) -> Site | None:
     """The first site inside, if any."""
-    return next((found.site for found in sites_inside(jaxpr)), None)
+    return next((found_site.site for found_site in sites_inside(jaxpr)), None)
 
 
 def gradient_sites(jaxpr: Any) -> tuple[Site, ...]:

@@ -35,9 +35,9 @@ class ModuleScope(ScopeName):
     @functools.lru_cache(maxsize=4096)
     def of(moves: tuple[Move, ...]) -> ModuleScope:
         """The scope with the module's path for every capture."""
-        new = ModuleScope(next((move.down for move in moves if move.down), "module"))
-        new.moves = moves
-        return new
+        scope = ModuleScope(next((move.down for move in moves if move.down), "module"))
+        scope.moves = moves
+        return scope
 
     def path(self, before: str, depth: int) -> str:
         """The module's path for one of the captures that run."""
@@ -198,7 +198,7 @@ def _depths_of_ends(name: str) -> frozenset[int]:
     """Which of the nested captures want them."""
     state = capture_state()
     wants = () if state is None else state.modules
-    return frozenset(depth for depth, wanted in enumerate(wants, 1) if name in wanted.methods)
+    return frozenset(depth for depth, wanted_methods in enumerate(wants, 1) if name in wanted_methods.methods)
 
 
 def mark_arguments(

@@ -104,12 +104,12 @@ class _Libraries:
         self._kind_of_class.clear()
 
     def kind_of(self, cls: type) -> ModuleKind | None:
-        known = self._kind_of_class.get(id(cls))
-        if known is None:
+        entry = self._kind_of_class.get(id(cls))
+        if entry is None:
             kinds, number = self._kind_of_class, id(cls)
             kind = next((self.kinds[c] for c in cls.__mro__ if c in self.kinds), None)
-            known = kinds[number] = weakref.ref(cls, lambda _: kinds.pop(number, None)), kind
-        return known[1]
+            entry = kinds[number] = weakref.ref(cls, lambda _: kinds.pop(number, None)), kind
+        return entry[1]
 
 
 LIBRARIES = _Libraries()
@@ -236,13 +236,13 @@ def _child(value: Any, key: Any) -> Any:
 
 def everything_in(root: Any) -> Iterator[tuple[Path, Any]]:
     """Modules and containers in a module, itself included, with the first path to each."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     stack: list[tuple[Path, Any]] = [((), root)]
     while stack:
         path, value = stack.pop()
-        if type(value) in LIBRARIES.without_modules or id(value) in seen:
+        if type(value) in LIBRARIES.without_modules or id(value) in visited:
             continue
-        seen.add(id(value))
+        visited.add(id(value))
         yield path, value
         stack += [((*path, key), child) for key, child in reversed(list(children_of(value)))]
 

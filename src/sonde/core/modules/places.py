@@ -84,12 +84,12 @@ class UnregisteredModules:
 
     def _name(self, module: Any, cls: str, ref: Callable[[], Any], caller: Any) -> str:
         n = 0
-        for i, (known, where, name) in enumerate(self._known):
-            if known() is module:
+        for i, (module_ref, where, name) in enumerate(self._known):
+            if module_ref() is module:
                 return name
             if name == cls or name.startswith(f"{cls}_"):
                 n += 1
-                if known() is None and where == caller:
+                if module_ref() is None and where == caller:
                     self._known[i] = ref, caller, name
                     return name
         name = f"{cls}_{n}" if n else cls

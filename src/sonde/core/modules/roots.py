@@ -43,7 +43,11 @@ def find_roots(f: Any, args: Any, kwargs: Any, models: Sequence[Any] = ()) -> li
     attributes = {str(key) for key, _ in children_of(first)}
     referred_to = [(name, x) for name, x in _referred_to(f) if _is_root(x)]
     if id(first) not in names:
-        candidates = [x for _, x in modules if type(x) is type(first) and all(x is not other for other in other_models)]
+        candidates = [
+            x
+            for _, x in modules
+            if type(x) is type(first) and all(x is not other_model for other_model in other_models)
+        ]
         if len(candidates) > 1:
             raise ScopeError(
                 f"the function is called with {len(candidates)} modules of the class {type(first).__name__}, and none "
@@ -204,9 +208,9 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
 
 
 def _referred_to(f: Any) -> Iterator[tuple[str, Any]]:
-    seen: set[int] = set()
-    while f is not None and id(f) not in seen:
-        seen.add(id(f))
+    visited: set[int] = set()
+    while f is not None and id(f) not in visited:
+        visited.add(id(f))
         code = getattr(f, "__code__", None)
         if code is not None:
             for name, cell in zip(code.co_freevars, f.__closure__ or ()):

@@ -139,16 +139,18 @@ def _is_module(value: Any) -> bool:
     return kind is not None and (kind.is_root(value) or kind.origin(value) is not None)
 
 
-def _variant_for(fun: Any, labels: Any, known: list[Variant], stacks: Sequence[CallStack], values: Values) -> Variant:
+def _variant_for(
+    fun: Any, labels: Any, variants: list[Variant], stacks: Sequence[CallStack], values: Values
+) -> Variant:
     """The variant of a function that fits, or a new one."""
-    for variant in known:
+    for variant in variants:
         if variant.labels == labels and variant.holds(stacks, values):
             return variant
-    new = Variant(_again(fun), labels, [{} for _ in stacks])
-    known.append(new)
-    if len(known) > _MOST:
-        del known[1]  # the first is the function itself
-    return new
+    variant_made = Variant(_again(fun), labels, [{} for _ in stacks])
+    variants.append(variant_made)
+    if len(variants) > _MOST:
+        del variants[1]  # the first is the function itself
+    return variant_made
 
 
 def _again(fun: Any) -> Callable[..., Any]:

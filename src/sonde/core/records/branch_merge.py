@@ -37,17 +37,19 @@ def _choices_inside(items: Sequence[Item]) -> dict[Any, set[Any]]:
     together: dict[Any, dict[Any, set[int]]] = {}
     for item in items:
         for gate in item.view.gates:
-            others = together.setdefault(gate.choice, {})
-            for other in item.view.gates - {gate}:
-                others.setdefault(other.choice, set()).add(gate.branch)
+            inner_choices = together.setdefault(gate.choice, {})
+            for inner in item.view.gates - {gate}:
+                inner_choices.setdefault(inner.choice, set()).add(gate.branch)
     return {
-        choice: {other for other, branches in others.items() if len(branches) == 1 < len(together[other][choice])}
-        | {
-            other
-            for other, branches in others.items()
-            if len(branches) == len(together[other][choice]) == 1 and _branches(items, choice) > 1
+        choice: {
+            inner for inner, branches in inner_choices.items() if len(branches) == 1 < len(together[inner][choice])
         }
-        for choice, others in together.items()
+        | {
+            inner
+            for inner, branches in inner_choices.items()
+            if len(branches) == len(together[inner][choice]) == 1 and _branches(items, choice) > 1
+        }
+        for choice, inner_choices in together.items()
     }
 
 
@@ -64,9 +66,9 @@ def _merged_at(choice: object, items: list[Item], inside: set[Any]) -> list[Item
         key: Any = id(item)
         gate = _gate_at(choice, item)
         if gate is not None and item.view.is_value:
-            site, others = item.site, item.view.gates - {gate}
-            around = frozenset(g for g in others if g.choice not in inside) - _PARTLY
-            kind = (item.path, site.tag, site.tree, site.arrays, _shape_of(item), around, around == others)
+            site, other_gates = item.site, item.view.gates - {gate}
+            around = frozenset(g for g in other_gates if g.choice not in inside) - _PARTLY
+            kind = (item.path, site.tag, site.tree, site.arrays, _shape_of(item), around, around == other_gates)
             number = counts[kind, gate.branch] = counts.get((kind, gate.branch), -1) + 1
             key = (kind, number)
         slots.setdefault(key, []).append(item)
@@ -80,10 +82,10 @@ def _gate_at(choice: object, item: Item) -> Gate | None:
 def _shape_of(item: Item) -> Any:
     """What the values of two branches have in common: their types without mapped axes, and all other axes."""
     axes = item.view.axes
-    others = tuple(axis for axis in axes if axis.kind != "vmap")
+    unmapped = tuple(axis for axis in axes if axis.kind != "vmap")
     if item.tree is not None:  # what a reduce function returned has all the axes that there are
         return axes, tuple(a.mapped_by for a in axes), tuple((t.shape, t.dtype) for t in item.types), item.tree
-    return others, tuple((t.shape[sum(leaf_has(axes, i)) :], t.dtype) for i, t in enumerate(item.types))
+    return unmapped, tuple((t.shape[sum(leaf_has(axes, i)) :], t.dtype) for i, t in enumerate(item.types))
 
 
 def _merged(choice: object, items: list[Item]) -> list[Item]:
@@ -91,8 +93,8 @@ def _merged(choice: object, items: list[Item]) -> list[Item]:
     first = items[0]
     gate = _gate_at(choice, first)
     axes: Any = first.view.axes
-    for other in items[1:]:
-        common = common_axes(axes, other.view.axes)
+    for later in items[1:]:
+        common = common_axes(axes, later.view.axes)
         if common is None:
             return items
         axes = common[0]
@@ -111,24 +113,26 @@ def _merged(choice: object, items: list[Item]) -> list[Item]:
 
     leaves, (taken, taken_has) = [leaf(0, index) for index in range(len(first.leaves))], extra(0, "taken")
     for i in range(1, len(items)):
-        mine, mine_has = extra(i, "taken")
-        for index, (old, has) in enumerate(leaves):
-            new, new_has = leaf(i, index)
-            chosen = over_axes(jnp.where, [mine_has, new_has, has])(mine, new, old)
-            leaves[index] = chosen, either(mine_has, new_has, has)
-        taken, taken_has = over_axes(jnp.logical_or, [taken_has, mine_has])(taken, mine), either(taken_has, mine_has)
+        branch_extra, branch_has = extra(i, "taken")
+        for index, (chosen_leaf, has) in enumerate(leaves):
+            branch_leaf, branch_leaf_has = leaf(i, index)
+            chosen = over_axes(jnp.where, [branch_has, branch_leaf_has, has])(branch_extra, branch_leaf, chosen_leaf)
+            leaves[index] = chosen, either(branch_has, branch_leaf_has, has)
+        taken = over_axes(jnp.logical_or, [taken_has, branch_has])(taken, branch_extra)
+        taken_has = either(taken_has, branch_has)
     view = first.view.replace(axes=with_leaves(axes, [has for _, has in leaves])).extra_on("taken", taken_has)
     for item in items[1:]:  # some branches may not be differentiated
         view = view.joined(item.view)
     extras = {name: x for name, x in first.extras.items() if name != "taken"}
-    others = (first.view.gates - {gate}) | (_PARTLY if len(items) < gate.branches else frozenset())
-    if others:
+    remaining_gates = (first.view.gates - {gate}) | (_PARTLY if len(items) < gate.branches else frozenset())
+    if remaining_gates:
         extras["taken"] = taken
     if "count" in extras:  # of the same loop, or zero where the branch was not taken
         count, count_has = extra(0, "count")
         for i in range(1, len(items)):
-            mine, mine_has = extra(i, "count")
-            count, count_has = over_axes(jnp.maximum, [count_has, mine_has])(count, mine), either(count_has, mine_has)
+            branch_extra, branch_has = extra(i, "count")
+            count = over_axes(jnp.maximum, [count_has, branch_has])(count, branch_extra)
+            count_has = either(count_has, branch_has)
         extras["count"], view = count, view.extra_on("count", count_has)
     if "token" in extras:  # one slot, with a different call in each branch
         extras["token"] = tuple(token for item in items for token in tokens_of(item))
@@ -138,7 +142,7 @@ def _merged(choice: object, items: list[Item]) -> list[Item]:
             sites=tuple(site for item in items for site in item.sites),
             leaves=[x for x, _ in leaves],
             extras=extras,
-            view=view.replace(gates=others),
+            view=view.replace(gates=remaining_gates),
             types=first.types if first.tree is not None or not leaves else tuple(_jax.type_of(x) for x, _ in leaves),
         )
     ]

@@ -56,14 +56,15 @@ def make_records(items: Sequence[Item | Bundle], met: SeenSites, *, reduce: Redu
     """
     if {*map(type, items)} == {Bundle}:
         bundles: Any = items
-        known = bundles[0].cache
+        layouts = bundles[0].cache
         specs = [bundle.specs for bundle in bundles]
         key = ("records", *map(id, specs), met.passes, by_identity(reduce))
-        if key not in known:
-            known[key] = (specs, _layout_of(items, met, reduce))  # keeps the specs alive, so that their ids stay valid
-        found = known[key][1]
-        if found is not None:
-            layout, positions = found
+        if key not in layouts:
+            # With the specs, to keep them alive: their ids are in the key.
+            layouts[key] = (specs, _layout_of(items, met, reduce))
+        known_layout = layouts[key][1]
+        if known_layout is not None:
+            layout, positions = known_layout
             arrays = flat_arrays(items) if len(items) > 1 else bundles[0].arrays
             return Records.of_layout(layout, arrays if positions is None else [arrays[i] for i in positions])
     return Records.of_layout(*_arrange(expand(items), met, reduce))
@@ -94,9 +95,9 @@ def _arrange(items: list[Item], met: SeenSites, reduce: Reduce | None) -> tuple[
     for path, calls in by_path.items():
         specs = []
         for call in calls:
-            spec, mine = _call_spec(call, reduce, repeat)
+            spec, call_arrays = _call_spec(call, reduce, repeat)
             specs.append(spec)
-            arrays += mine
+            arrays += call_arrays
         layout.append((path, tuple(specs)))
     return RecordLayout(layout), arrays
 
@@ -142,13 +143,13 @@ def _with_whole_extras(item: Item, repeat: _Repeat) -> tuple[Item, dict[Extra, A
     if not extras:
         return item, extras
     for name in extras:
-        wanted = [axis.on_extra(name) or name != "count" or axis.kind != "while" for axis in view.axes]
+        gets_axis = [axis.on_extra(name) or name != "count" or axis.kind != "while" for axis in view.axes]
         position = 0
         for i, axis in enumerate(view.axes):
-            if wanted[i] and not axis.on_extra(name):
+            if gets_axis[i] and not axis.on_extra(name):
                 extras[name] = repeat(extras[name], _size_of(item, i), position)
-            position += wanted[i]
-        view = view.extra_on(name, wanted)
+            position += gets_axis[i]
+        view = view.extra_on(name, gets_axis)
     return dataclasses.replace(item, view=view), extras
 
 

@@ -70,7 +70,7 @@ def record_line(record: Record) -> str:
 
 
 def _glances(trees: Sequence[Any]) -> list[Glance]:
-    return [seen for leaf in jax.tree.leaves(trees) if (seen := glance(leaf)) is not None]
+    return [leaf_glance for leaf in jax.tree.leaves(trees) if (leaf_glance := glance(leaf)) is not None]
 
 
 def _together(glances: Sequence[Glance]) -> Glance | None:
@@ -101,9 +101,9 @@ def record_table(record: Record) -> Any:
     grads = record.grads or ((),) * len(record.values)
     for i, (value, gradient) in enumerate(zip(record.values, grads)):
         axes = " ".join(map(repr, record.axes[i])) if i < len(record.axes) else ""
-        seen, seen_gradient = _together(_glances([value])), _together(_glances([gradient]))
-        alarm = "; ".join(g.alarm for g in (seen, seen_gradient) if g is not None and g.alarm)
-        ranges = ["" if g is None else g.range for g in (seen, seen_gradient)]
+        value_glance, gradient_glance = _together(_glances([value])), _together(_glances([gradient]))
+        alarm = "; ".join(g.alarm for g in (value_glance, gradient_glance) if g is not None and g.alarm)
+        ranges = ["" if g is None else g.range for g in (value_glance, gradient_glance)]
         kinds = _kind(value), _kind(gradient) if record.grads else "-"
         cells = [str(i), kinds[0], ranges[0], kinds[1], ranges[1], axes, alarm]
         table.add_row(*map(Text, cells), style="bold red" if alarm else "")
@@ -156,11 +156,11 @@ def records_table(records: Records) -> Any:
     for n, (path, record) in enumerate(records.items()):
         axes = " ".join(map(repr, record.axes[0])) if record.axes else ""
         place = short_place(record.source)
-        seen = _together(_glances([*record.values, *record.grads])) if n < _MOST_READ else None
+        whole_glance = _together(_glances([*record.values, *record.grads])) if n < _MOST_READ else None
         of_values = _together(_glances(record.values)) if n < _MOST_READ else None
         said = ("", "") if of_values is None else (of_values.range, of_values.bars)
-        alarm = "" if seen is None else seen.alarm
-        style = "bold red" if seen is not None and seen.is_broken else "yellow" if alarm else ""
+        alarm = "" if whole_glance is None else whole_glance.alarm
+        style = "bold red" if whole_glance is not None and whole_glance.is_broken else "yellow" if alarm else ""
         cells = [path, _kinds(record.values), *said, _kinds(record.grads), axes, place, alarm]
         table.add_row(*map(Text, cells), style=style)
     return WholePaths(table)
@@ -185,12 +185,15 @@ def _leaves(records: Records) -> Iterator[Leaf]:
     for n, (path, record) in enumerate(records.items()):
         values = _glances(record.values) if n < _MOST_READ else []
         gradients = _glances(record.grads) if n < _MOST_READ else []
-        seen, seen_gradient = _together(values), _together(gradients)
-        alarms = [seen.alarm] if seen is not None and seen.alarm else []
-        alarms += [f"gradient: {seen_gradient.alarm}"] if seen_gradient is not None and seen_gradient.alarm else []
-        cells = [_kinds(record.values), "" if seen is None else seen.range]
+        value_glance, gradient_glance = _together(values), _together(gradients)
+        alarms = [value_glance.alarm] if value_glance is not None and value_glance.alarm else []
+        if gradient_glance is not None and gradient_glance.alarm:
+            alarms.append(f"gradient: {gradient_glance.alarm}")
+        cells = [_kinds(record.values), "" if value_glance is None else value_glance.range]
         if with_grads:
-            cells.append(f"gradient {seen_gradient.range}" if seen_gradient is not None and seen_gradient.range else "")
+            cells.append(
+                f"gradient {gradient_glance.range}" if gradient_glance is not None and gradient_glance.range else ""
+            )
         last = " ".join([*(map(repr, record.axes[0]) if record.axes else ()), short_place(record.source)])
         broken = any(g.is_broken for g in (*values, *gradients))
         more = _pictures(record) if n < _MOST_PICTURES else ""

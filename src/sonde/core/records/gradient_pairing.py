@@ -102,12 +102,12 @@ class _Candidates:
     @functools.cached_property
     def _by_number(self) -> dict[int | None, list[int]]:
         """The positions of the calls that may have a token; under None those that may have any."""
-        found: dict[int | None, list[int]] = {}
+        positions_of: dict[int | None, list[int]] = {}
         for position, call in enumerate(self.calls):
             numbers = [possible_numbers(token) for token in tokens_of(call.item)]
-            for number in {n for some in numbers for n in (some if some is not None else (None,))}:
-                found.setdefault(number, []).append(position)
-        return found
+            for number in {n for possible in numbers for n in (possible if possible is not None else (None,))}:
+                positions_of.setdefault(number, []).append(position)
+        return positions_of
 
     def with_number(self, number: int) -> list[Call]:
         """The calls that are known to have a token, or may have it."""
@@ -118,21 +118,21 @@ class _Candidates:
         numbers = possible_numbers(token)
         if numbers is None:
             return self.calls
-        wanted = (*(numbers - {0, NO_VALUE}), None)
-        return [self.calls[i] for i in sorted({i for n in wanted for i in self._by_number.get(n, ())})]
+        numbers_or_any = (*(numbers - {0, NO_VALUE}), None)
+        return [self.calls[i] for i in sorted({i for n in numbers_or_any for i in self._by_number.get(n, ())})]
 
 
 def _with_candidates(items: Sequence[Item], of_site: dict[Site, list[Call]]) -> list[tuple[Item, _Candidates]]:
     """The gradients, each with the calls of its sites: if possible, those differentiated often enough."""
-    known: dict[Any, _Candidates] = {}
+    candidates_of: dict[Any, _Candidates] = {}
     gradients = []
     for item in items:
         if not item.view.is_value:
             key = (item.sites, item.view.order)
-            if key not in known:
-                found = list({id(c): c for s in item.sites for c in of_site.get(s, ())}.values())
-                known[key] = _Candidates([c for c in found if c.item.view.order > item.view.order] or found)
-            gradients.append((item, known[key]))
+            if key not in candidates_of:
+                calls = list({id(c): c for s in item.sites for c in of_site.get(s, ())}.values())
+                candidates_of[key] = _Candidates([c for c in calls if c.item.view.order > item.view.order] or calls)
+            gradients.append((item, candidates_of[key]))
     return gradients
 
 
@@ -148,12 +148,12 @@ def _by_run(gradients: Sequence[tuple[Item, _Candidates]]) -> dict[int, Call]:
         if len(numbers) == 1 and min(numbers) <= WRITTEN_DOWN:
             (number,) = numbers
             groups.setdefault((number, gradient.view.order), []).append((gradient, candidates.with_number(number)))
-    found: dict[int, Call] = {}
+    call_of: dict[int, Call] = {}
     for group in groups.values():
         n = len(group[0][1])
         if n > 1 and len(group) % n == 0:
-            found.update({id(gradient): calls[i * n // len(group)] for i, (gradient, calls) in enumerate(group)})
-    return found
+            call_of.update({id(gradient): calls[i * n // len(group)] for i, (gradient, calls) in enumerate(group)})
+    return call_of
 
 
 def _give(gradient: Item, candidates: _Candidates, orphans: list[Call]) -> bool:
@@ -174,20 +174,20 @@ def _give(gradient: Item, candidates: _Candidates, orphans: list[Call]) -> bool:
     token = token if traced else _as_numbers(token)
     has = [on and token.ndim > 0 for on in extra_has(gradient.view.axes, "token")]
     for call in possible:
-        mine = [_one(token) for token in tokens_of(call.item)]
-        if not traced and not any(isinstance(t, _jax.Tracer) for t in mine):
-            here = np.isin(token, mine) & (token != 0)  # where the token is 0, so is the gradient
-            if np.all(here | (token == 0)):
-                if np.any(here):
+        call_tokens = [_one(token) for token in tokens_of(call.item)]
+        if not traced and not any(isinstance(t, _jax.Tracer) for t in call_tokens):
+            belongs = np.isin(token, call_tokens) & (token != 0)  # where the token is 0, so is the gradient
+            if np.all(belongs | (token == 0)):
+                if np.any(belongs):
                     _add(call, gradient, orphans)
                 continue
-            if not np.any(here):
+            if not np.any(belongs):
                 continue
         else:
             if not _may_be_of(gradient, call.item):
                 continue
-            here = functools.reduce(jnp.logical_or, [token == t for t in mine])
-        leaves, leaves_have = select(here, has, gradient.leaves, gradient.has[: len(gradient.leaves)])
+            belongs = functools.reduce(jnp.logical_or, [token == t for t in call_tokens])
+        leaves, leaves_have = select(belongs, has, gradient.leaves, gradient.has[: len(gradient.leaves)])
         axes = with_leaves(gradient.view.axes, leaves_have)
         _add(call, dataclasses.replace(gradient, leaves=leaves, view=gradient.view.replace(axes=axes)), orphans)
     return True
@@ -212,12 +212,13 @@ def _may_be_of(gradient: Item, value: Item) -> bool:
 
     Of the loops nothing but their shapes is known.
     """
-    mine, others = _loops(value), _loops(gradient)
-    others = others[len(others) - len(mine) :]
+    value_loops, gradient_loops = _loops(value), _loops(gradient)
+    gradient_loops = gradient_loops[len(gradient_loops) - len(value_loops) :]
     maps = [axis.mapped_by for axis in value.view.axes if axis.kind == "vmap"]
     of_its_value = [a.mapped_by for a in gradient.view.axes if a.mapped_by is not None and a.mapped_by.inherited]
     mapped_alike = None in maps or all(any(m and m[:2] == own[:2] for m in maps) for own in of_its_value)
-    return mapped_alike and len(mine) == len(others) and all(map(Axis.looks_like, mine, others))
+    same_number = len(value_loops) == len(gradient_loops)
+    return mapped_alike and same_number and all(map(Axis.looks_like, value_loops, gradient_loops))
 
 
 def _loops(item: Item) -> list[Axis]:
@@ -248,9 +249,9 @@ def _add(call: Call, gradient: Item, orphans: list[Call]) -> None:
     gradient = dataclasses.replace(gradient, view=gradient.view.replace(axes=axes))
     order = gradient.view.order
     before = call.grads.get(order)
-    new = gradient if before is None else _sum(call.item, before, gradient)
-    if new is not None:
-        call.grads[order] = new
+    total = gradient if before is None else _sum(call.item, before, gradient)
+    if total is not None:
+        call.grads[order] = total
     elif gradient.site.depths is not None and order == 0:
         orphans.append(Call(gradient, {}))
     else:
@@ -279,15 +280,15 @@ def _sum(value: Item, a: Item, b: Item) -> Item | None:
         for index, leaf, has in zip(indices, item.leaves, item.has):
             has = in_row(on, has)
             if index in parts:
-                other, other_has = parts[index]
-                leaf, has = over_axes(jnp.add, [other_has, has])(other, leaf), either(other_has, has)
+                before, before_has = parts[index]
+                leaf, has = over_axes(jnp.add, [before_has, has])(before, leaf), either(before_has, has)
             parts[index] = leaf, has
-    found = sorted(parts)
-    has = [parts[i][1] for i in found]
+    part_indices = sorted(parts)
+    has = [parts[i][1] for i in part_indices]
     view = a.view.replace(axes=with_leaves(axes, has))
     if a.tree is None:
-        view = view.joined(b.view).replace(gradient_of=tuple(found), order=a.view.order)
-    return dataclasses.replace(a, leaves=[parts[i][0] for i in found], view=view, extras={})
+        view = view.joined(b.view).replace(gradient_of=tuple(part_indices), order=a.view.order)
+    return dataclasses.replace(a, leaves=[parts[i][0] for i in part_indices], view=view, extras={})
 
 
 def _with_axes_of(value: Item, gradient: Item) -> Item:
@@ -297,7 +298,7 @@ def _with_axes_of(value: Item, gradient: Item) -> Item:
         return gradient
     axes, on, _ = common
     # Over an axis that it lacks it does not vary; it is not a sum over it.
-    axes = [axis if mine else dataclasses.replace(axis, summed=frozenset()) for axis, mine in zip(axes, on)]
+    axes = [axis if is_own else dataclasses.replace(axis, summed=frozenset()) for axis, is_own in zip(axes, on)]
     has = [in_row(on, has) for has, _ in zip(gradient.has, gradient.leaves)]
     return dataclasses.replace(gradient, view=gradient.view.replace(axes=with_leaves(axes, has)), extras={})
 

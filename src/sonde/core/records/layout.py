@@ -74,8 +74,11 @@ class ArraysSpec:
         if not any(map(self.lacks_axes, range(self.n))):
             return self
         lacking = [self.lacking(i) for i in range(self.n)]
-        has = [[axis.on_leaf(i) or more for axis, more in zip(self.view.axes, its)] for i, its in enumerate(lacking)]
-        ranks = tuple(rank + sum(its) for rank, its in zip(self.ranks, lacking))
+        has = [
+            [axis.on_leaf(i) or more for axis, more in zip(self.view.axes, leaf_lacking)]
+            for i, leaf_lacking in enumerate(lacking)
+        ]
+        ranks = tuple(rank + sum(leaf_lacking) for rank, leaf_lacking in zip(self.ranks, lacking))
         return ArraysSpec(self.view.replace(axes=with_leaves(self.view.axes, has)), ranks, self.reduced)
 
 
@@ -116,10 +119,10 @@ class CallSpec:
 
     def lacking(self) -> list[tuple[ArraysSpec, int] | None]:
         """For each array, how to add the axes that it is stored without; None if there are none."""
-        found = [(self.value, i) for i in range(self.value.n)]
+        values = [(self.value, i) for i in range(self.value.n)]
         grads = [(spec, i) for _, spec in self.grads if spec is not None for i in range(spec.n)]
-        of_all = [*found, *[None] * len(self.extras), *grads]
-        return [one if one is not None and one[0].lacks_axes(one[1]) else None for one in of_all]
+        places = [*values, *[None] * len(self.extras), *grads]
+        return [place if place is not None and place[0].lacks_axes(place[1]) else None for place in places]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CallSpec):
@@ -154,12 +157,12 @@ class RecordLayout(tuple[tuple[str, tuple[CallSpec, ...]], ...]):
 
     @functools.cached_property
     def _lacking(self) -> list[tuple[ArraysSpec, int] | None]:
-        return [one for _, calls in self for call in calls for one in call.lacking()]
+        return [place for _, calls in self for call in calls for place in call.lacking()]
 
     @functools.cached_property
     def _of_whole(self) -> RecordLayout | None:
-        new = ((path, tuple(call.whole for call in calls)) for path, calls in self)
-        return RecordLayout(new) if any(self._lacking) else None
+        whole_calls = ((path, tuple(call.whole for call in calls)) for path, calls in self)
+        return RecordLayout(whole_calls) if any(self._lacking) else None
 
     @property
     def whole(self) -> RecordLayout:

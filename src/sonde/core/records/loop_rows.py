@@ -34,9 +34,11 @@ def with_rows(call: Call) -> Call:
     axes = call.item.view.axes
     if all(axis.rows is None for axis in axes):
         return call
-    kept = _kept(axes, call.item.view.rows)
-    grads = {order: None if g is None else _cut(g, _aligned(g, call.item), kept) for order, g in call.grads.items()}
-    return Call(_cut(call.item, list(range(len(axes))), kept), grads)
+    kept_rows = _kept(axes, call.item.view.rows)
+    grads = {
+        order: None if g is None else _cut(g, _aligned(g, call.item), kept_rows) for order, g in call.grads.items()
+    }
+    return Call(_cut(call.item, list(range(len(axes))), kept_rows), grads)
 
 
 def _kept(axes: Sequence[Axis], rows: Sequence[Row] | None) -> dict[int, tuple[int, ...]]:
@@ -101,31 +103,31 @@ def row_table(layout: Sequence[tuple[str, tuple[Any, ...]]]) -> dict[str, list[C
     All sites of the first iteration, then all of the next. The rows of one named loop stand together, at the position
     of its first site.
     """
-    found: list[tuple[tuple[str, ...], Row, list[CallRow]]] = []
+    row_calls: list[tuple[tuple[str, ...], Row, list[CallRow]]] = []
     for path, calls in layout:
         rows: dict[Row, list[CallRow]] = {}
         for number, call in enumerate(calls):
             for index, numbers in _rows(call.value.view):
                 rows.setdefault(numbers, []).append(CallRow(path, number, index, numbers))
-        found += [(tuple(path.split("*/")), numbers, mine) for numbers, mine in rows.items()]
-    return {row_path(mine[0].path, mine[0].numbers): mine for mine in _as_loops_run(found)}
+        row_calls += [(tuple(path.split("*/")), numbers, calls_of_row) for numbers, calls_of_row in rows.items()]
+    return {row_path(calls[0].path, calls[0].numbers): calls for calls in _as_loops_run(row_calls)}
 
 
-def _as_loops_run(found: Sequence[tuple[tuple[str, ...], Row, list[CallRow]]]) -> Iterator[list[CallRow]]:
+def _as_loops_run(row_calls: Sequence[tuple[tuple[str, ...], Row, list[CallRow]]]) -> Iterator[list[CallRow]]:
     """The calls of the rows in order; each with its path, split at the loops, and the numbers of the iterations."""
     groups: dict[Any, dict[int, list[Any]]] = {}
-    for parts, numbers, calls in found:
+    for parts, numbers, calls in row_calls:
         if numbers:
-            rest = parts[1:], numbers[1:], calls
-            groups.setdefault(parts[0], {}).setdefault(numbers[0], []).append(rest)
+            inner_rows = parts[1:], numbers[1:], calls
+            groups.setdefault(parts[0], {}).setdefault(numbers[0], []).append(inner_rows)
         else:
             groups.setdefault((parts,), {}).setdefault(0, []).append(((), (), calls))
     for name, of_number in groups.items():
-        for _, rest in sorted(of_number.items()):
+        for _, inner_rows in sorted(of_number.items()):
             if isinstance(name, tuple):
-                yield from (calls for _, _, calls in rest)
+                yield from (calls for _, _, calls in inner_rows)
             else:
-                yield from _as_loops_run(rest)
+                yield from _as_loops_run(inner_rows)
 
 
 def _rows(view: Any) -> Iterator[tuple[Row, Row]]:
@@ -165,15 +167,15 @@ def cut_call(call: Any, arrays: Sequence[Any], index: Row) -> list[Any]:
     # A transform that the records crossed has put axes in front of all of them.
     skip = _ndim(value[0]) - call.value.ranks[0] if value else 0
 
-    def of(spec: Any, mine: Sequence[Any]) -> list[Any]:
+    def of(spec: Any, grad_arrays: Sequence[Any]) -> list[Any]:
         if spec is None:
             return []
         axes, reduced = spec.view.axes, spec.reduced is not None
-        return [_at(x, axes, leaf_has(axes, i, reduced=reduced), index, skip) for i, x in enumerate(mine)]
+        return [_at(x, axes, leaf_has(axes, i, reduced=reduced), index, skip) for i, x in enumerate(grad_arrays)]
 
     axes = call.value.view.axes
     beside = [_at(x, axes, extra_has(axes, name), index, skip) for name, x in extras.items()]
-    return [*of(call.value, value), *beside, *[x for spec, mine in grads for x in of(spec, mine)]]
+    return [*of(call.value, value), *beside, *[x for spec, grad_arrays in grads for x in of(spec, grad_arrays)]]
 
 
 def spec_of_row(call: Any) -> Any:

@@ -49,8 +49,8 @@ def partial_records(error: BaseException) -> Records:
         ...     print(list(sonde.partial_records(error)))
         ['h']
     """
-    items, met, reduce = getattr(error, _NAME, ((), SeenSites(), None))
-    return make_records([item for item in items if _is_concrete(item)], met, reduce=reduce)
+    items, seen_sites, reduce = getattr(error, _NAME, ((), SeenSites(), None))
+    return make_records([item for item in items if _is_concrete(item)], seen_sites, reduce=reduce)
 
 
 def _is_concrete(item: Item | Bundle) -> bool:

@@ -89,16 +89,16 @@ class Record:
         One for each of `values`, None where there is none; empty if there is none at all. Gradients of values that were
         computed before the capture began come last.
         """
-        found = []
+        gradients = []
         for call, arrays in self.calls():
             if not call.value.view.is_value:
-                found.append(self._put_together(call, call.value, arrays) if order == 1 else None)
+                gradients.append(self._put_together(call, call.value, arrays) if order == 1 else None)
             elif len(call.grads) < order or (call.value.reduced is not None and call.value.view.sums_gradients):
-                found.append(None)
+                gradients.append(None)
             else:
                 value, _, grads = call.parts(arrays)
-                found.append(self._gradient(call, *grads[order - 1], value))
-        return tuple(found) if any(g is not None for g in found) else ()
+                gradients.append(self._gradient(call, *grads[order - 1], value))
+        return tuple(gradients) if any(g is not None for g in gradients) else ()
 
     @property
     def counts(self) -> tuple[jax.Array | None, ...]:
@@ -122,15 +122,15 @@ class Record:
         own gradient. Axes of the same size are distinguished by their order, outermost first, and by the names given to
         `vmap`.
         """
-        found: list[tuple[Axis, ...] | None] = []
+        axes_of_calls: list[tuple[Axis, ...] | None] = []
         for call in self._calls:
             spec = call.value
             if spec.view.is_value:
                 spec = call.grads[order - 1][1] or spec if len(call.grads) >= order else None
             elif order > 1:
                 spec = None
-            found.append(None if spec is None else spec.view.axes)
-        return tuple(found)
+            axes_of_calls.append(None if spec is None else spec.view.axes)
+        return tuple(axes_of_calls)
 
     @property
     def source(self) -> str:

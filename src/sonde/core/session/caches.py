@@ -278,8 +278,8 @@ def cache_info() -> CacheInfo:
         KeptPrograms(name, len(meters), sum(m.programs for m in meters), sum(m.bytes for m in meters))
         for name, meters in functions.items()
     ]
-    of_each.sort(key=lambda kept: -kept.bytes)
-    programs, taken = sum(kept.programs for kept in of_each), sum(kept.bytes for kept in of_each)
+    of_each.sort(key=lambda entry: -entry.bytes)
+    programs, taken = sum(entry.programs for entry in of_each), sum(entry.bytes for entry in of_each)
     return CacheInfo(_KEPT.hits, _KEPT.misses, programs, taken, _KEPT.bound, tuple(of_each))
 
 

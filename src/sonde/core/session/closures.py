@@ -40,7 +40,7 @@ class _Same:
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
-            isinstance(other, _Same) and (mine := self._get()) is not None and mine is other._get()
+            isinstance(other, _Same) and (value := self._get()) is not None and value is other._get()
         )
 
     def __hash__(self) -> int:

@@ -71,10 +71,10 @@ def run_with(
     """
     _jax.make_changes()
     outer = None if has_outlived_capture() else capture_state()
-    wanted = NOTHING if request is None else request.traced
+    module_wants = NOTHING if request is None else request.traced
     if inside is not None:
-        wanted = wanted._replace(methods=wanted.methods | inside.methods)
-    depth, requests, modules = 1, None, (wanted,)
+        module_wants = module_wants._replace(methods=module_wants.methods | inside.methods)
+    depth, requests, modules = 1, None, (module_wants,)
     sows, plans = request is None or request.sows, ()
     sees_all = getattr(trace_type, "sees_all", False)
     if outer is not None:

@@ -70,14 +70,14 @@ class CaptureState:
         seen_below: int | None = None,
     ) -> CaptureState:
         key = grads, edits, depth, modules, inside, sows, plans, sees_all, seen_below
-        known = _known.get(key)
-        if known is not None:
-            return known
-        new = super().__new__(cls)
-        new.grads, new.edits, new.depth, new.modules, new.inside, new.sows = key[:6]
-        new.plans, new.sees_all, new.seen_below = key[6:]
-        new.methods = frozenset[str]().union(*[wanted.methods for wanted in modules])
-        return _known.setdefault(key, new)
+        existing = _known.get(key)
+        if existing is not None:
+            return existing
+        state = super().__new__(cls)
+        state.grads, state.edits, state.depth, state.modules, state.inside, state.sows = key[:6]
+        state.plans, state.sees_all, state.seen_below = key[6:]
+        state.methods = frozenset[str]().union(*[wanted.methods for wanted in modules])
+        return _known.setdefault(key, state)
 
     def below(self, depth: int) -> CaptureState:
         """The same in the function of an edit at this depth."""

@@ -158,16 +158,16 @@ def sites(f: Callable, *patterns: Pattern, grads: bool = False, inside: object =
         ('h', (5, 3), (5,), 60)
     """
     check_callable(f, "sites")
-    asked = inside_request(inside)
+    request = inside_request(inside)
     patterns = tuple(check_pattern(pattern, "sites") for pattern in patterns)
-    capture(f, *patterns, grads=grads, inside=asked)  # for its checks
+    capture(f, *patterns, grads=grads, inside=request)  # for its checks
 
     def listed(*args: Any, **kwargs: Any) -> Sites:
-        infos = list(_infos(shapes_of_call(records, f, args, kwargs, asked)))
-        return Sites(infos, nothing_recorded(f, asked))
+        infos = list(_infos(shapes_of_call(records, f, args, kwargs, request)))
+        return Sites(infos, nothing_recorded(f, request))
 
     def records(fn: Any, args: Any, kwargs: Any) -> Records:
-        return capture(fn, *patterns, grads=grads, inside=asked)(*args, **kwargs)[1]
+        return capture(fn, *patterns, grads=grads, inside=request)(*args, **kwargs)[1]
 
     return Uncalled("sites", wrapped_like(listed, f))
 
@@ -177,9 +177,9 @@ def _infos(records: Records) -> Iterator[SiteInfo]:
         for number, (call, arrays) in enumerate(record.calls()):
             value, _, grads = call.parts(arrays)
             yield _info(path, number, call, value, call.value.view.axes, not call.value.view.is_value)
-            for spec, mine in grads:
+            for spec, grad_arrays in grads:
                 if spec is not None:
-                    yield _info(path, number, call, mine, spec.view.axes, True)
+                    yield _info(path, number, call, grad_arrays, spec.view.axes, True)
 
 
 def _info(
