@@ -64,6 +64,8 @@ def smaller_programs(program: Program) -> Iterator[Program]:
             yield dataclasses.replace(program, functions=(*program.functions[:i], body, *program.functions[i + 1 :]))
     if program.explicit and "spread=True" not in repr(program):
         yield dataclasses.replace(program, explicit=False)
+    for flag in program.upgrades:
+        yield dataclasses.replace(program, upgrades=tuple(other for other in program.upgrades if other != flag))
     if program.functions and not calls(program.body):
         yield dataclasses.replace(program, functions=())
 

@@ -93,6 +93,7 @@ RematTraced: Any = _RematTraced  # `jax.checkpoint` with `jax_remat3`; None in v
 CustomJVPTraced: Any = getattr(_hijax, "CustomJVPTraced", None)  # 0.11 and later
 CustomVJPTraced: Any = _CustomVJPTraced
 Scan3: Any = _Scan3
+hijax: Any = _hijax
 call_hi_primitive_p: Any = _call_hi_primitive_p
 remat_rules: dict[Any, Any] = {} if _remat is None else _remat.rules
 # Whether `jax.checkpoint` with `jax_remat3` says which arguments get optimization barriers: from 0.11 on.

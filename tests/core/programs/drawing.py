@@ -13,7 +13,7 @@ from tests.core.programs.maps import FACTORS, Grid, Shard, Sides, Vmap
 from tests.core.programs.models import WAYS, Model
 from tests.core.programs.nodes import Body, Call, Dead, Instead, Jit, Node, Op, Outer, Scope, Sow, SowTwice
 from tests.core.programs.records import SiteKind
-from tests.core.programs.whole import Program
+from tests.core.programs.whole import UPGRADES, Program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,10 @@ class Drawing:
         body = self.body(place)
         if self.n_names == 0:
             body = (*body, Sow("s0"))
-        return Program(functions, body, differentiable, explicit)
+        # With a source of its own, so that a seed is the same program where there are no flags.
+        coins = Random(repr(body))
+        upgrades = tuple(flag for flag in UPGRADES if coins.random() < 0.4)
+        return Program(functions, body, differentiable, explicit, upgrades)
 
     def body(self, place: Place) -> Body:
         return tuple(self.node(place) for _ in range(self.integer(1, 2)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -13,6 +13,9 @@ import jax.numpy as jnp
 from tests.core.programs.maps import explicit_mesh
 from tests.core.programs.nodes import WEIGHTS, Body, Env, by_hand, layout, run
 from tests.core.programs.records import Perts, Rec, no_perts
+
+# Those that JAX 0.12 can run most programs with. `jax_scan3` is not among them: it has no backward pass.
+UPGRADES = ("jax_remat3", "jax_custom_jvp3", "jax_custom_vjp3") if jax.__version_info__ >= (0, 12) else ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,10 +26,19 @@ class Program:
     body: Body
     differentiable: bool = True
     explicit: bool = False
+    # JAX's upgrade flags that are on.
+    upgrades: tuple[str, ...] = ()
 
-    def surroundings(self) -> contextlib.AbstractContextManager[Any]:
-        """What the program runs in: a mesh whose axes are explicit, or nothing."""
-        return jax.set_mesh(explicit_mesh()) if self.explicit else contextlib.nullcontext()
+    @contextlib.contextmanager
+    def surroundings(self) -> Iterator[None]:
+        """What the program runs in: upgrade flags, and perhaps a mesh whose axes are explicit."""
+        with contextlib.ExitStack() as stack:
+            if self.explicit:
+                stack.enter_context(jax.set_mesh(explicit_mesh()))
+            for flag in self.upgrades:
+                jax.config.update(flag, True)
+                stack.callback(jax.config.update, flag, False)
+            yield
 
     def make(self) -> Callable[[Any], Any]:
         """The program as a function, with jitted functions of its own."""

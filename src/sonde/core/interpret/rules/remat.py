@@ -24,22 +24,21 @@ def remat_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
 
 
 def operation_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
-    """An operation that carries its own rules, in JAX 0.12: what an upgrade flag makes of a call, and others.
+    """An operation that carries its own rules: what an upgrade flag makes of a call, `custom_root` in JAX 0.12, others.
 
-    The call is made as without the flag, where that is known. What another operation stands for is run instead of it,
-    where nothing around can differentiate or map it: elsewhere its rules may be other than those of what it stands for.
+    The call of a plain function with the same values and derivatives is made instead.
     """
     operation = params["_prim"]
-    plain, flag = _jax.plain_call(operation), _jax.flag_of(operation)
-    if flag is not None and plain is None:
-        check_may_miss_all(_jax.call_hi_primitive_p, params, f"JAX uses with {flag} (set it to False)")
-        return _jax.call_hi_primitive_p.bind(*args, **params)
-    if plain is not None or trace.parent is _jax.eval_trace:
-        with _jax.set_current_trace(trace):
-            return _jax.expanded(args, params) if plain is None else plain(*args)
     if not isinstance(operation, _jax.RematTraced):
-        check_may_miss_all(_jax.call_hi_primitive_p, params)
-        return _jax.call_hi_primitive_p.bind(*args, **params)
+        plain = _jax.plain_call(operation)
+        if plain is None:
+            check_may_miss_all(_jax.call_hi_primitive_p, params)
+            return _jax.call_hi_primitive_p.bind(*args, **params)
+        with _jax.set_current_trace(trace):
+            return plain(*args)
+    if trace.parent is _jax.eval_trace:
+        with _jax.set_current_trace(trace):
+            return _jax.expanded(args, params)
     handler = trace.handler
     new = rewrite(operation.jaxpr, handler)
     inputs = [*new.inputs(handler), *args]
