@@ -28,6 +28,16 @@ def test_sizes_of_a_tree():
     assert size_and_bytes(tree) == (6 + 4 + 1, 24 + 4 + jax.random.key(0).dtype.itemsize)
 
 
-def test_a_place_has_no_folder():
+def test_a_place_has_no_folder_of_the_machine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert short_place("/somewhere/model.py:7") == "model.py:7"
+    assert short_place("/somewhere/model.py") == "model.py"
+    assert short_place(f"{tmp_path}/models/attention.py:7 in loss") == "models/attention.py:7 in loss"
+    # An environment below the working folder: the place is that of the package.
+    packages = tmp_path / ".venv/lib/python3.11/site-packages"
+    monkeypatch.syspath_prepend(str(packages))
+    assert short_place(f"{packages}/optax/losses.py:7") == "optax/losses.py:7"
+    monkeypatch.chdir("/")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert short_place(f"{tmp_path}/models/attention.py:7") == "models/attention.py:7"
     assert short_place("<string>:7") == "<string>:7"

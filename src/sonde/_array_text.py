@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -25,9 +26,30 @@ def describe(x: Any) -> str:
 
 
 def short_place(source: str) -> str:
-    """A line of a file without the folder, as in `model.py:7`; of a cell of a notebook, as in `In[2]:7`."""
-    filename, colon, line = source.rpartition(":")
-    return f"{cell_of(filename) or filename.rpartition('/')[2]}{colon}{line}"
+    """A line of code as texts and pages show it, without the folders in which this machine has the file.
+
+    A file below the working folder has its path from there, a file of a package that of its import, a cell of a
+    notebook its number, as in `In[2]:7`.
+
+    Args:
+        source: A file, or file and line as `file:line`. More may follow the line.
+
+    Example:
+        >>> short_place("<cell>:3"), short_place("/somewhere/else/model.py:7 in loss")
+        ('<cell>:3', 'model.py:7 in loss')
+    """
+    filename, colon, line = source.rpartition(":") if ":" in source else (source, "", "")
+    if cell := cell_of(filename):
+        return f"{cell}{colon}{line}"
+    if not os.path.isabs(filename):
+        return source
+    imported = sorted({os.path.abspath(folder) for folder in sys.path}, key=len, reverse=True)
+    packages = [folder for folder in imported if folder.endswith("-packages")]
+    # An environment is often below the working folder: its packages come first.
+    for folder in (*packages, os.getcwd(), *imported):
+        if folder != os.sep and filename.startswith(folder + os.sep):
+            return f"{os.path.relpath(filename, folder)}{colon}{line}"
+    return f"{os.path.basename(filename)}{colon}{line}"
 
 
 def cell_of(filename: str) -> str | None:

@@ -37,6 +37,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde._array_text import short_place
 from sonde.cli.exit_codes import Unusable
 from sonde.cli.inputs import read_arrays, with_arrays
 from sonde.report.failure import failure
@@ -207,9 +208,10 @@ def last_line(error: BaseException) -> str:
         message = [*message[:_MOST_LINES], "..."]
     what = "\n  ".join([f"{type(error).__name__}: {message[0]}", *message[1:]])
     if isinstance(error, SyntaxError):
-        return f"{what}\n  {error.filename}:{error.lineno}: {(error.text or '').strip()}"
+        line = short_place(f"{error.filename}:{error.lineno}")
+        return f"{what}\n  {line}: {(error.text or '').strip()}"
     where = failure(error, "", only_compiled=False)  # pyright: ignore[reportArgumentType]
-    return f"{what}\n  {where.source}: {where.code}" if where.source else what
+    return f"{what}\n  {short_place(where.source)}: {where.code}" if where.source else what
 
 
 def _attribute(module: ModuleType, name: str, target: str) -> Any:

@@ -162,7 +162,7 @@ class _Transcoder(NamedTuple):
 
     def _too_early(self, where: Where) -> str:
         return (
-            f"splice: a transcoder reads {self.reads!r} and replaces {where.path!r} ({where.site.source}), which is "
+            f"splice: a transcoder reads {self.reads!r} and replaces {where.path!r} ({where.site.line}), which is "
             "computed before what it reads, or in another jitted function or another row of a loop: name two sites of "
             "the same code, the one that is read first"
         )

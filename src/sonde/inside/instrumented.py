@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sonde._array_text import short_place
 from sonde.core import SESSIONS, capture_state, scope_of_function
 from sonde.inside.functions import Function
 from sonde.inside.same_object import is_same
@@ -89,7 +90,7 @@ class FunctionMarks:
     @property
     def place(self) -> str:
         """File and line."""
-        return f"{self.filename}:{self.function.line}"
+        return short_place(f"{self.filename}:{self.function.line}")
 
     def code(self, parts: bool) -> CodeType | None:
         """Its marked code, with the values of calls and operators if `parts`; None if there is none."""

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from sonde._array_text import short_place
 from sonde.errors import InsideError
 from sonde.inside.code_swap import functions_of, loaded_as, marks_of
 from sonde.inside.instrumented import FunctionMarks
@@ -89,7 +90,7 @@ def find(thing: Any) -> Found:
 def _asked_for(function: types.FunctionType) -> Found:
     """A function with those in it; raises InsideError if it cannot be looked into."""
     name = f"{function.__module__}.{function.__qualname__}"
-    place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+    place = short_place(f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}")
     reason = machinery(function.__code__.co_filename)
     marks = marks_of(function)
     if reason is None:
@@ -135,7 +136,7 @@ def _class(cls: type) -> Found:
             functions.append(marks)
         else:
             code = function.__code__
-            place = f"{code.co_filename}:{code.co_firstlineno}"
+            place = short_place(f"{code.co_filename}:{code.co_firstlineno}")
             left_out.append(LeftOut(code.co_qualname, place, str(_written_as(function))))
     usable = [f for f in functions if f.reason is None and machinery(f.filename) is None]
     if not usable:
@@ -191,12 +192,14 @@ def _modules(names: list[str], asked: set[str]) -> Found:
                 warnings.warn(_unknown_text(name, unknown), stacklevel=2)
         if module is None or not isinstance(filename, str) or not filename.endswith(".py"):
             if name in asked and not functions and not left_out:
-                left_out.append(LeftOut(name, str(filename), "it has no functions that are written in Python"))
+                left_out.append(
+                    LeftOut(name, short_place(str(filename)), "it has no functions that are written in Python")
+                )
             continue
         reason = machinery(filename)
         file = file_named(filename, loaded_by=vars(module)) if reason is None else None
         if reason is not None or file is None:
-            left_out.append(LeftOut(name, filename, reason or no_source(filename)))
+            left_out.append(LeftOut(name, short_place(filename), reason or no_source(filename)))
         else:
             files[filename] = file
     written, changed = _written_in(files)
@@ -226,7 +229,7 @@ def _written_in(files: dict[str, SourceFile]) -> tuple[list[FunctionMarks], list
         if marks is not None:
             live[marks.filename].update(dict.fromkeys([marks, *marks.inner]))
         elif not files[code.co_filename].has_several(code) and not files[code.co_filename].has_part(code):
-            place = f"{code.co_filename}:{code.co_firstlineno}"
+            place = short_place(f"{code.co_filename}:{code.co_firstlineno}")
             changed[code.co_filename][LeftOut(code.co_qualname, place, CHANGED)] = None
     functions = [f for name in files for f in (live[name] if changed[name] else {*live[name], *files[name].functions})]
     return functions, [x for name in files for x in changed[name]]
@@ -255,7 +258,7 @@ def _in_cells(module: types.ModuleType) -> tuple[list[FunctionMarks], list[LeftO
             if marks is not None:
                 known[marks] = None
             elif not _is_generated(function):
-                place = f"{code.co_filename}:{code.co_firstlineno}"
+                place = short_place(f"{code.co_filename}:{code.co_firstlineno}")
                 unknown[LeftOut(code.co_qualname, place, str(_written_as(function)))] = None
     return list(known), list(unknown)
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde._array_text import short_place
 from sonde.port.difference import distance, epsilon
 from sonde.port.layouts import arranged
 from sonde.port.origins import Explained, scalar_of
@@ -268,7 +269,7 @@ def _surplus(explained: Explained, g: Step, near: int) -> Iterator[_Trial]:
 
 
 def _lines(first: Step, last: Step) -> str:
-    return first.source if first.source == last.source else f"{first.source} to {last.source}"
+    return " to ".join(dict.fromkeys((short_place(first.source), short_place(last.source))))
 
 
 def _other_epsilon(explained: Explained, g: Step) -> Iterator[_Trial]:
@@ -291,7 +292,8 @@ def _other_operation(explained: Explained, f: Step, g: Step) -> Iterator[_Trial]
         return
     if made.shape != old.shape:
         made = made.reshape(old.shape)
-    text = f"with the result of {explained.described(0, one.steps.index(f))} in the first program ({f.source})"
+    operation = explained.described(0, one.steps.index(f))
+    text = f"with the result of {operation} in the first program ({short_place(f.source)})"
     mask = _mask_text(explained, f, g)
     order = _order_text(made, old)
     factor = _factor_text(made, old)

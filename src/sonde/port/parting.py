@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sonde._array_text import short_place
 from sonde.port.causes import Cause, find_cause
 from sonde.port.difference import distance, epsilon
 from sonde.port.origins import Explained
@@ -35,7 +36,7 @@ class Operation:
     def __str__(self) -> str:
         scope = f"{self.scope}, " if self.scope else ""
         called = f", called at line {self.callers[0].rpartition(':')[2]}" if self.callers else ""
-        return f"{self.text} ({scope}{self.source}{called})" if scope or self.source else self.text
+        return f"{self.text} ({scope}{short_place(self.source)}{called})" if scope or self.source else self.text
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-
-from sonde._array_text import cell_of
 
 DIGITS = 6
 """How many significant digits of a number are written."""
@@ -47,24 +43,6 @@ def plain(x: Any) -> Any:
     if isinstance(x, np.ndarray) and x.ndim:
         return [plain(value) for value in x]
     return number(x)
-
-
-def place(source: str) -> str:
-    """A line of a file as a page shows it: below the folder that it was imported from, not where this machine has it.
-
-    Example:
-        >>> place("<cell>:3"), place("/somewhere/else/model.py:7")
-        ('<cell>:3', 'model.py:7')
-    """
-    filename, colon, line = source.rpartition(":")
-    if cell := cell_of(filename):
-        return f"{cell}{colon}{line}"
-    if not os.path.isabs(filename):
-        return source
-    folders = sorted({os.path.abspath(folder) for folder in (*sys.path, os.getcwd())}, key=len, reverse=True)
-    inside = next((folder for folder in folders if filename.startswith(folder.rstrip(os.sep) + os.sep)), None)
-    below = os.path.basename(filename) if inside in (None, os.sep) else os.path.relpath(filename, inside)
-    return f"{below}{colon}{line}"
 
 
 def counted(n: int, word: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from sonde._array_text import short_place
 from sonde._atomic_files import replaced_file
 from sonde._renames import accepts_old_keywords
 from sonde._version import __version__
@@ -20,7 +21,7 @@ from sonde.report.failure import Failure
 from sonde.report.findings.finding import Finding
 from sonde.report.panels import HeatMap, Panel
 from sonde.report.pictures import Picture
-from sonde.report.plain_json import counted, place, plain
+from sonde.report.plain_json import counted, plain
 from sonde.report.site_data import Examined
 from sonde.report.tables import picture_data, sites_data
 from sonde.tools.numerics.array_statistics import EDGES
@@ -133,14 +134,14 @@ class Report:
             "versions": {"sonde": __version__, "jax": jax.__version__},
             "findings": [
                 {name: plain(getattr(f, name)) for name in ("severity", "kind", "path", "text", "help", "also")}
-                | {"source": place(f.source)}
+                | {"source": short_place(f.source)}
                 for f in self.findings
             ],
             "checked": self.checked,
             "source": [
                 {
                     "name": function.name,
-                    "place": place(f"{function.file}:{function.worst.number}"),
+                    "place": short_place(f"{function.file}:{function.worst.number}"),
                     "worst": function.worst.number if function.worst.unusual >= 1 else 0,
                     "lines": [[line.number, line.code, line.margin] for line in function.lines],
                 }
@@ -151,7 +152,7 @@ class Report:
             else {
                 "kind": failed.kind,
                 "message": failed.message,
-                "source": place(failed.source),
+                "source": short_place(failed.source),
                 "code": failed.code,
                 "last_site": failed.last_site,
             },

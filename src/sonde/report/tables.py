@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from sonde._array_text import short_place
 from sonde.report.pictures import Picture
-from sonde.report.plain_json import number, place, plain
+from sonde.report.plain_json import number, plain
 from sonde.report.site_data import Examined, Step, is_shares
 from sonde.tools.numerics.array_statistics import Statistics
 
@@ -35,7 +36,7 @@ def site_data(site: Examined, points: int = _MOST_POINTS) -> dict[str, Any]:
         "part": site.part,
         "shape": list(site.shape),
         "dtype": site.dtype,
-        "source": place(site.source),
+        "source": short_place(site.source),
         "unreached": site.unreached,
         "value": _side(site.values, points),
         "gradient": _side(site.gradients, points),

@@ -9,6 +9,7 @@ import os
 from typing import Any, NamedTuple
 
 from sonde import _jax
+from sonde._array_text import short_place
 from sonde.programs.flat import Equation
 
 _SONDE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -34,7 +35,7 @@ class Place(NamedTuple):
 
     def __str__(self) -> str:
         what = " / ".join(part for part in (self.function, self.variable) if part)
-        return f"{what}, {self.source}" if what else self.source
+        return ", ".join(filter(None, (what, short_place(self.source))))
 
 
 NOWHERE = Place()

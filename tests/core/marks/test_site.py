@@ -141,13 +141,13 @@ def test_a_site_at_its_whole_path_is_another_object():
     assert (site.path, site.name) == ("h", "h")
     assert whole != site  # sites are compared by identity
     assert site.source.endswith("making.py:7")
-    assert repr(whole) == f"Site('blocks/0/h', {site.source})"
+    assert repr(whole) == f"Site('blocks/0/h', {site.line})"
 
 
 def test_an_exception_is_told_the_site_and_raised_again():
     with pytest.raises(KeyError) as caught, naming(site_of(X, "a/h"), "a pattern"):
         raise KeyError("mine")
-    assert caught.value.__notes__ == [f"raised by a pattern at site 'a/h' ({site_of(X).source})"]
+    assert caught.value.__notes__ == [f"raised by a pattern at site 'a/h' ({site_of(X).line})"]
 
 
 def test_what_is_left_of_a_view_when_the_value_is_recorded():

@@ -159,7 +159,7 @@ class Editing(Handler):
                 instead = "edit an array that it is made of, or that is computed from it"
                 if site.depths is None:
                     instead = "use `sonde.sow` and its result there, or edit the output of a method"
-                raise EditError(f"edit of {path!r} ({site.source}): {site.why_in_place}; {instead}")
+                raise EditError(f"edit of {path!r} ({site.line}): {site.why_in_place}; {instead}")
 
     def supply(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Answers what a site asks of this edit: for each step whether it applies, and its arrays."""
@@ -178,7 +178,7 @@ class Editing(Handler):
             step = self.plan.steps[number]
             if supply.run == "again" and step.is_by_call:
                 raise EditError(
-                    f"edit of {path!r} ({site.source}): it depends on the call, but the site is in a while_loop that "
+                    f"edit of {path!r} ({site.line}): it depends on the call, but the site is in a while_loop that "
                     "jax.checkpoint computes again; edit all calls, or leave out jax.checkpoint"
                 )
             is_chosen = step.pattern is None or step.pattern in chosen
@@ -235,7 +235,7 @@ class Editing(Handler):
     def _is_now(self, iterations: Any, where: Where) -> Any:
         site = where.site
         if not where.loops:
-            raise EditError(f"edit of {site.path!r} ({site.source}): it names iterations, but the site is in no loop")
+            raise EditError(f"edit of {site.path!r} ({site.line}): it names iterations, but the site is in no loop")
         own = [loop for i, loop in enumerate(where.loops) if i not in where.named] or list(where.loops)
         if callable(iterations):
             with naming(site, "the iterations of an edit"):
@@ -243,7 +243,7 @@ class Editing(Handler):
         length = own[-1].length
         if length is not None and (beyond := [n for n in iterations if n >= length]):
             raise EditError(
-                f"edit of {site.path!r} ({site.source}): it names iteration {beyond}, counted from 0, but the loop has "
+                f"edit of {site.path!r} ({site.line}): it names iteration {beyond}, counted from 0, but the loop has "
                 f"{length}"
             )
         return jnp.isin(own[-1].index, jnp.asarray(sorted(iterations)))

@@ -28,12 +28,12 @@ def recorded_arrays(record: Record, arrays: list[Any], where: Where) -> tuple[li
     call, site = where.call, where.site
     if call >= len(record.values):
         raise EditError(
-            f"edit of {site.path!r} ({site.source}): the record has {len(record.values)} calls, but this is call "
+            f"edit of {site.path!r} ({site.line}): the record has {len(record.values)} calls, but this is call "
             f"{call}, counted from 0"
         )
     if record.counts[call] is not None:
         raise EditError(
-            f"edit of {site.path!r} ({site.source}): the record is of a while_loop, of which it has only the last "
+            f"edit of {site.path!r} ({site.line}): the record is of a while_loop, of which it has only the last "
             "iteration"
         )
     recorded_along = {axis.name for axis in record.axes[call] if axis.kind == "mesh"}
@@ -52,7 +52,7 @@ def recorded_arrays(record: Record, arrays: list[Any], where: Where) -> tuple[li
             taken = along_mesh([(axis.name, by_name[axis.name])])[0].slice_of(taken)
     if any(where.mapped(i) < jnp.ndim(taken) for i in range(len(arrays))):
         raise EditError(
-            f"edit of {site.path!r} ({site.source}): examples took different branches in the run that was recorded"
+            f"edit of {site.path!r} ({site.line}): examples took different branches in the run that was recorded"
         )
     return new, jnp.reshape(taken, jnp.shape(taken) + (1,) * (len(axes) - jnp.ndim(taken)))
 
@@ -75,9 +75,7 @@ def arrays_to_add(delta: Any, arrays: Sequence[Any], where: Where) -> list[Any]:
     site = where.site
     parts, tree = jax.tree.flatten(delta, is_leaf=lambda x: x is None)
     if tree != site.tree:
-        raise EditError(
-            f"perturbation of {site.path!r} ({site.source}): expected the structure {site.tree}, got {tree}"
-        )
+        raise EditError(f"perturbation of {site.path!r} ({site.line}): expected the structure {site.tree}, got {tree}")
     parts = [x for x, is_array in zip(parts, site.arrays) if is_array]
     new = []
     for i, (part, array) in enumerate(zip(parts, arrays)):
@@ -88,7 +86,7 @@ def arrays_to_add(delta: Any, arrays: Sequence[Any], where: Where) -> list[Any]:
         fitted = _part(part, array, where, i)
         if jnp.shape(fitted) != expected.shape:
             raise EditError(
-                f"perturbation of {site.path!r} ({site.source}): expected {describe(expected)}, got {describe(fitted)}"
+                f"perturbation of {site.path!r} ({site.line}): expected {describe(expected)}, got {describe(fitted)}"
             )
         new.append(_jax.varying_over(jnp.asarray(fitted, expected.dtype), _jax.varying_axes(array)))
     return new
@@ -100,12 +98,12 @@ def at_positions(new: list[Any], old: list[Any], positions: Collection[int], axi
     for a, b in zip(new, old):
         own = jnp.shape(b)
         if not -len(own) <= axis < len(own):
-            raise EditError(f"edit of {site.path!r} ({site.source}): a value of shape {list(own)} has no axis {axis}")
+            raise EditError(f"edit of {site.path!r} ({site.line}): a value of shape {list(own)} has no axis {axis}")
         length = own[axis]
         beyond = [p for p in positions if not -length <= p < length]
         if beyond:
             raise EditError(
-                f"edit of {site.path!r} ({site.source}): a value of shape {list(own)} has no position {beyond[0]} "
+                f"edit of {site.path!r} ({site.line}): a value of shape {list(own)} has no position {beyond[0]} "
                 f"along axis {axis}"
             )
         chosen = np.isin(np.arange(length), [p % length for p in positions])
@@ -130,7 +128,7 @@ def _leaves(new: Any, site: Site) -> list[Any]:
     """The leaves of a new value at the positions where the site has arrays."""
     leaves, tree = jax.tree.flatten(new)
     if tree != site.tree:
-        raise EditError(f"edit of {site.path!r} ({site.source}): expected the structure {site.tree}, got {tree}")
+        raise EditError(f"edit of {site.path!r} ({site.line}): expected the structure {site.tree}, got {tree}")
     return [x for x, is_array in zip(leaves, site.arrays) if is_array]
 
 
@@ -140,7 +138,7 @@ def _checked(new: Any, expected: Any, site: Site, what: str = "") -> Any:
     array = jnp.asarray(new, expected.dtype) if is_number else jnp.asarray(new)
     if array.shape != expected.shape or array.dtype != expected.dtype:
         raise EditError(
-            f"edit of {what}{site.path!r} ({site.source}): expected {describe(expected)}, got {describe(array)}"
+            f"edit of {what}{site.path!r} ({site.line}): expected {describe(expected)}, got {describe(array)}"
         )
     return array
 

@@ -188,7 +188,7 @@ def site_not_to_miss(params: dict[str, Any]) -> Site | None:
 def cannot_capture(site: Site, primitive: Any, params: dict[str, Any], why: str) -> CaptureError:
     """The error for a site in a primitive in which it cannot be seen."""
     return CaptureError(
-        f"site {site.path!r} ({site.source}) cannot be captured: it is inside a {_name_of(primitive, params)!r}, which "
+        f"site {site.path!r} ({site.line}) cannot be captured: it is inside a {_name_of(primitive, params)!r}, which "
         f"{why}; sow the value before or after it"
     )
 

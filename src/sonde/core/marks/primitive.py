@@ -93,7 +93,7 @@ def _outside_of_a_capture(args: Any, site: Site, view: View) -> list[Any]:
     state = capture_state()
     if state is not None and not state.may_miss(site) and not has_outlived_capture():
         raise CaptureError(
-            f"site {site.path!r} ({site.source}) runs where the capture cannot see it: it was compiled or evaluated "
+            f"site {site.path!r} ({site.line}) runs where the capture cannot see it: it was compiled or evaluated "
             "outside the captured program: in a callback or another thread, under `jax.ensure_compile_time_eval`, by "
             "`jit(...).lower(...)` in the captured function, or by a pullback or other function that another capture "
             "has made. Return the value from there and sow it in the captured program"
@@ -281,7 +281,7 @@ def _sparse_values(transform: Any) -> None:
     def rule(primitive: Any, env: Any, *values: Any, site: Site, view: View) -> list[Any]:
         state = capture_state()
         if primitive is site_p and state is not None and not state.may_miss(site):
-            raise CaptureError(f"site {site.path!r} ({site.source}) cannot be captured: its value is sparse")
+            raise CaptureError(f"site {site.path!r} ({site.line}) cannot be captured: its value is sparse")
         if primitive is not site_p:
             return list(values[: len(values) - (primitive is marker_p or view.gives_token(site))])
         outs = [] if view.role == "look" else operands_of(values, site, view).arrays

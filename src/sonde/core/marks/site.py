@@ -17,6 +17,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from sonde._array_text import short_place
 from sonde.core.marks.arrays import flattened
 from sonde.core.marks.axes import Axis
 
@@ -121,6 +122,11 @@ class Site:
         """The line of the user's code, as `file:line`."""
         return f"{self._file}:{self._line}"
 
+    @property
+    def line(self) -> str:
+        """`source` as messages show it, without the folders in which this machine has the file."""
+        return short_place(self.source)
+
     def at(self, path: str) -> Site:
         """The same site, with its whole path."""
         located = copy.copy(self)
@@ -147,7 +153,7 @@ class Site:
         return jax.tree.unflatten(self.tree, leaves)
 
     def __repr__(self) -> str:
-        return f"Site({self.path!r}, {self.source})"
+        return f"Site({self.path!r}, {self.line})"
 
 
 @contextlib.contextmanager
@@ -156,7 +162,7 @@ def naming(site: Site, what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        error.add_note(f"raised by {what} at site {site.path!r} ({site.source})")
+        error.add_note(f"raised by {what} at site {site.path!r} ({site.line})")
         raise
 
 

@@ -120,7 +120,7 @@ def pass_boundary(
         result = trace(traced_function)
         if (why := strange_scope()) is not None:
             for site in filter(None, map(first_site, _jax.jaxprs_in(result))):
-                raise ScopeError(f"site {site.path!r} ({site.source}) runs under {why}")
+                raise ScopeError(f"site {site.path!r} ({site.line}) runs under {why}")
         return result
     finally:
         session.boundary, session.converted_modules = before

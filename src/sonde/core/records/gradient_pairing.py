@@ -201,7 +201,7 @@ def _check_told_apart(gradient: Item, candidates: _Candidates) -> None:
         if len(same) > 1:
             site = gradient.site
             raise CaptureError(
-                f"the gradient at site {same[0].item.path!r} ({site.source}) belongs to one of {len(same)} calls that "
+                f"the gradient at site {same[0].item.path!r} ({site.line}) belongs to one of {len(same)} calls that "
                 "cannot be told apart: it is computed in a while_loop in a rematerialised function that is called "
                 "several times; capture without `grads`, or take the gradient outside the loop"
             )
@@ -256,7 +256,7 @@ def _add(call: Call, gradient: Item, orphans: list[Call]) -> None:
         orphans.append(Call(gradient, {}))
     else:
         raise CaptureError(
-            f"site {call.item.path!r} ({call.item.site.source}) has gradients from two backward passes, with the axes "
+            f"site {call.item.path!r} ({call.item.site.line}) has gradients from two backward passes, with the axes "
             f"{before and before.view.axes} and {gradient.view.axes}, which cannot be added: capture the two passes "
             "one by one"
         )

@@ -118,7 +118,7 @@ def _check_any_passes(patterns: Sequence[Pattern], records: Mapping[str, Record]
 
 def _only_looks(path: str, site: Site) -> EditError:
     return EditError(
-        f"perturbation of {path!r} ({site.source}): {site.why_in_place}; perturb an array that is computed from it"
+        f"perturbation of {path!r} ({site.line}): {site.why_in_place}; perturb an array that is computed from it"
     )
 
 

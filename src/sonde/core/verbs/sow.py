@@ -163,7 +163,7 @@ def mark_in_place(value: Any, name: str, *, tag: Hashable = None, depth: int = 1
             site.has_gradient = False
         if replaces and after is not given:
             raise EditError(
-                f"site {site.path!r} ({site.source}) cannot be replaced: the program continues with the value itself, "
+                f"site {site.path!r} ({site.line}) cannot be replaced: the program continues with the value itself, "
                 "which is not traced; mark it with sonde.sow or Module.perturb, and use the result"
             )
 

@@ -46,7 +46,7 @@ def _check_no_sites(wrapper: Any, args: Any, kwargs: Any) -> None:
     jaxpr, _ = _jax.trace_to_jaxpr(run, [*map(_jax.typeof, arrays)])
     if (site := first_site(jaxpr)) is not None:
         raise CaptureError(
-            f"site {site.path!r} ({site.source}) cannot be captured: it is in a function under "
+            f"site {site.path!r} ({site.line}) cannot be captured: it is in a function under "
             "equinox.internal.noinline that is an argument of a compiled program, which calls it on the host. Call "
             "the function directly"
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
+from sonde._array_text import short_place
+
 Severity = Literal["problem", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "note")
 """From the most serious to the least."""
@@ -37,7 +39,7 @@ class Finding:
     def __rich__(self) -> Any:
         from rich.text import Text
 
-        lines = [f"{self.severity}: {self.text}", self.help, self.source]
+        lines = [f"{self.severity}: {self.text}", self.help, short_place(self.source)]
         return Text("\n".join(filter(None, lines)))
 
     def _repr_html_(self) -> str:

@@ -52,7 +52,7 @@ def mean_gradients(
     for seen in calls:
         if seen.count is not None:
             raise CaptureError(
-                f"attribute cannot integrate over {seen.path!r} ({seen.site.source}): it is in a while_loop, of which "
+                f"attribute cannot integrate over {seen.path!r} ({seen.site.line}): it is in a while_loop, of which "
                 "only the last iteration is recorded"
             )
     pairs = [_pairs(seen, base) for seen, base in zip(calls, bases)]

@@ -136,7 +136,7 @@ def logit_attribution(
         for seen, is_reduced in every:
             if seen.call or seen.loops:
                 raise ValueError(
-                    f"logit_attribution: {seen.path!r} ({seen.site.source}) has several values, of "
+                    f"logit_attribution: {seen.path!r} ({seen.site.line}) has several values, of "
                     f"{'a loop' if seen.loops else 'several calls'}; name a site that runs once"
                 )
             values[seen.path] = seen.value if is_reduced else _at_position(seen, position, length)
@@ -165,7 +165,7 @@ def _at_position(seen: Seen, position: int, length: int) -> Any:
     if len(fits) == 1:
         return jnp.take(value, position, axis=fits[0])
     raise ValueError(
-        f"logit_attribution: {seen.path!r} ({seen.site.source}) has the shape {list(value.shape)} with the axes of "
+        f"logit_attribution: {seen.path!r} ({seen.site.line}) has the shape {list(value.shape)} with the axes of "
         f"`vmap`; the positions, {length} of them, should be along its second or third axis, and not along both"
     )
 

@@ -193,7 +193,7 @@ def _nodes(records: Records, patterns: Sequence[Pattern], split: Mapping[Pattern
 
 
 def _of_site(seen: Seen, axis: int | None) -> list[Node]:
-    where = f"{seen.path!r} ({seen.site.source})"
+    where = f"{seen.path!r} ({seen.site.line})"
     if seen.count is not None or any(a.is_loop for a in seen.axes):
         raise CaptureError(in_unnamed_loop("attribute_edges", seen))
     arrays = arrays_in(seen.value)
@@ -218,7 +218,7 @@ def in_unnamed_loop(verb: str, seen: Seen) -> str:
     """What an error says about a site in a loop that has no name."""
     kind = "a while_loop" if seen.count is not None else "a loop that has no name"
     return (
-        f"{verb}: {seen.path!r} ({seen.site.source}) is in {kind}, so its iterations cannot be told apart; run the "
+        f"{verb}: {seen.path!r} ({seen.site.line}) is in {kind}, so its iterations cannot be told apart; run the "
         "loop in a scope that names it, as in `with sonde.scope('blocks/*')` around jax.lax.scan"
     )
 

@@ -107,7 +107,8 @@ class Comparison(Drawn):
     def __str__(self) -> str:
         first = "no difference"
         if self.first is not None:
-            first = f"first difference at {self.first}" + (f" ({self.first.source})" if self.first.source else "")
+            line = short_place(self.first.source)
+            first = f"first difference at {self.first}" + (f" ({line})" if line else "")
         gradients = sum(d.gradient for d in self.results)
         counts = [f"{len(self.drifts)} values"]
         counts += [f"{len(self.results) - gradients} results"] if len(self.results) > gradients else []

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sonde._array_text import short_place
 from sonde.port.difference import Distance, Limit, beyond_each, beyond_norm, distance, epsilon
 from sonde.port.layouts import arranged, only_by_shape
 from sonde.tools.comparison.matching import By, Pair
@@ -82,7 +83,8 @@ class Drift:
     def __rich__(self) -> Any:
         from rich.text import Text
 
-        return Text(f"{self} ({self.source})" if self.source else str(self), style="red" if self.differs else "")
+        line = short_place(self.source)
+        return Text(f"{self} ({line})" if line else str(self), style="red" if self.differs else "")
 
     def _repr_html_(self) -> str:
         from sonde.core import in_notebook

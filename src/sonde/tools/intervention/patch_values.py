@@ -79,7 +79,7 @@ def not_differentiated(where: Where, verb: str) -> Where:
     """
     if where.is_differentiated:
         raise EditError(
-            f"{verb} at {where.path!r} ({where.site.source}): the program differentiates this value itself, and what "
+            f"{verb} at {where.path!r} ({where.site.line}): the program differentiates this value itself, and what "
             "is put there would be a constant for that; differentiate the result instead, as in "
             "jax.grad(splice(f, ...)), or leave the gradient out of the program"
         )

@@ -56,7 +56,7 @@ class Target:
             CaptureError: It is in a `while_loop`.
             ValueError: It has no such axes, or its last axis does not have the length of the directions.
         """
-        where = f"{seen.path!r} ({seen.site.source})"
+        where = f"{seen.path!r} ({seen.site.line})"
         if seen.count is not None:
             raise CaptureError(
                 f"patch_sweep cannot patch {where}: it is in a while_loop, of which only the last iteration is "

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
+from sonde._array_text import short_place
 from sonde.core import check_callable, inside_request, wrapped_like
 from sonde.why import explain
 from sonde.why.naming import iteration_of, site_of
@@ -106,7 +107,7 @@ class NonFinite:
     def __str__(self) -> str:
         kind = " and ".join(name for name, n in (("NaN", self.nans), ("Inf", self.infs)) if n) or "value"
         what = " / ".join(part for part in (self.function, self.variable) if part)
-        start = ", ".join(part for part in (what, self.source) if part)
+        start = ", ".join(part for part in (what, short_place(self.source)) if part)
         made = "is" if self.operation in ("argument", "constant") else "is made by"
         operands = " and ".join(self.operands)
         joined = f" of {operands}" if made == "is made by" and operands else f" {operands}"
@@ -125,7 +126,7 @@ class NonFinite:
         for r in self.before:
             place = f"{r.path}{' (gradient)' if r.gradient else ''}[{r.call}]{list(r.iteration) if r.iteration else ''}"
             lines.append(f"  {place}: {r.low:.6g} to {r.high:.6g}")
-        lines += [f"  called at {line}" for line in self.chain[1:]]
+        lines += [f"  called at {short_place(line)}" for line in self.chain[1:]]
         if self.doubt:
             lines.append(f"  not certain: {self.doubt}")
         if self.error is not None:

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from sonde import _jax
+from sonde._array_text import short_place
 from sonde.core import check_callable, inside_request, wrapped_like
 from sonde.why import explain
 from sonde.why.naming import iteration_of, site_of
@@ -76,7 +77,7 @@ class TracedBack:
 
     def __str__(self) -> str:
         what = " / ".join(part for part in (self.function, self.variable) if part)
-        start = ", ".join(part for part in (what, self.source) if part)
+        start = ", ".join(part for part in (what, short_place(self.source)) if part)
         element = f" ({self.element})" if self.element else ""
         within = f" in {self.within}" if self.within else ""
         operands = " and ".join(self.operands)
@@ -87,7 +88,7 @@ class TracedBack:
             lines.append(f"  at {'the gradient at ' if self.gradient else ''}{self.path!r}")
         lines.append(f"  seen at the end: {', '.join(self.results)}")
         lines += [f"  then {line}" for line in self.reached]
-        lines += [f"  called at {line}" for line in self.chain[1:]]
+        lines += [f"  called at {short_place(line)}" for line in self.chain[1:]]
         if self.doubt:
             lines.append(f"  not certain: {self.doubt}")
         return "\n".join(lines)

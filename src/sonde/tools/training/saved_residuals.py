@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde import _jax
-from sonde._array_text import indexed
+from sonde._array_text import indexed, short_place
 from sonde.core import Rows, check_callable, in_notebook, wrapped_like
 from sonde.programs.flat import Equation, Level, flatten
 from sonde.why import place_of
@@ -55,7 +55,7 @@ class Residual:
 
     def __str__(self) -> str:
         what = " / ".join(filter(None, (self.argument, self.function, self.variable)))
-        where = f", {self.source}" if self.source else ""
+        where = f", {short_place(self.source)}" if self.source else ""
         return f"{bytes_text(self.bytes):>10}  {indexed(self.dtype, self.shape)}  {self.operation}  {what}{where}"
 
     def _repr_html_(self) -> str:

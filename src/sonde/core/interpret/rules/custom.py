@@ -103,7 +103,7 @@ class _Recorded:
             if rest:
                 site = rest[0].site
                 raise CaptureError(
-                    f"site {site.path!r} ({site.source}) cannot be captured: it is only in the derivative rule of a "
+                    f"site {site.path!r} ({site.line}) cannot be captured: it is only in the derivative rule of a "
                     f"{self.what} function that is differentiated outside the capture; capture the differentiated "
                     "function instead"
                 )

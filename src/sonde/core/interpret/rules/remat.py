@@ -57,7 +57,7 @@ def _check_recomputation(jaxpr: Any) -> None:
     site = first_site(jaxpr)
     if site is not None:
         raise CaptureError(
-            f"site {site.path!r} ({site.source}) cannot be captured: it is in a while_loop or a function with its own "
+            f"site {site.path!r} ({site.line}) cannot be captured: it is in a while_loop or a function with its own "
             "derivatives, under jax.checkpoint with jax_remat3, which runs it twice; sow the value outside of it, or "
             "set jax_remat3 to False"
         )

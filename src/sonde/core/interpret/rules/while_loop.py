@@ -217,7 +217,7 @@ class _NoSites(Rebinding):
         """The values, and a token that is not used."""
         if view.role == "supply" and self.in_calls:
             raise EditError(
-                f"edit of {site.path!r} ({site.source}): the site is in a function with its own derivatives, in a "
+                f"edit of {site.path!r} ({site.line}): the site is in a function with its own derivatives, in a "
                 "while_loop that jax.checkpoint computes again; edit the result of the function, or leave out "
                 "jax.checkpoint"
             )
