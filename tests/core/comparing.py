@@ -10,6 +10,7 @@ import numpy as np
 
 import sonde
 from sonde import capture, sow
+from sonde._array_text import short_place
 from sonde.core.session.state import capture_state
 from sonde.errors import CaptureError
 
@@ -46,7 +47,7 @@ def seen_or_refused(f: Any, file: str) -> None:
         result, records = capture(f)(X)
     except CaptureError as error:
         assert "'inside'" in str(error)
-        assert f"({file}:" in str(error)
+        assert f"({short_place(f'{file}:1').removesuffix('1')}" in str(error)
         check_nothing_is_left()
         return
     equal(result, f(X))

@@ -42,10 +42,10 @@ class _Description(_DebugInfo):
 
 
 def _replace(self: _Description, /, **changes: Any) -> _Description:
-    new = _Description._make(changes.get(name, old) for name, old in zip(self._fields, self))
-    new.arrays, new.notes = self.arrays, self.notes
-    _made.add(new)
-    return new
+    description = _Description._make(changes.get(name, value) for name, value in zip(self._fields, self))
+    description.arrays, description.notes = self.arrays, self.notes
+    _made.add(description)
+    return description
 
 
 setattr(_Description, "_replace", _replace)  # noqa: B010 (JAX replaces names that it learns only from the trace)
@@ -88,11 +88,11 @@ def described(
         static: The positions and names of static arguments, which the program does not get.
         notes: What else to keep with it.
     """
-    new = _Description(*info)
-    new.arrays = tuple(map(_weakly, traced_arguments(args, kwargs, *static)))
-    new.notes = notes
-    _made.add(new)
-    return new
+    description = _Description(*info)
+    description.arrays = tuple(map(_weakly, traced_arguments(args, kwargs, *static)))
+    description.notes = notes
+    _made.add(description)
+    return description
 
 
 def traced_arguments(
@@ -100,8 +100,10 @@ def traced_arguments(
 ) -> list[Any]:
     """The leaves of a function's arguments that its program gets, which excludes static ones."""
     static = {i % len(args) for i in static_argnums if -len(args) <= i < len(args)} if args else ()
-    given = tuple(x for i, x in enumerate(args) if i not in static)
-    return _tracing_registry.flatten((given, {name: x for name, x in kwargs.items() if name not in static_argnames}))[0]
+    traced_args = tuple(x for i, x in enumerate(args) if i not in static)
+    return _tracing_registry.flatten(
+        (traced_args, {name: x for name, x in kwargs.items() if name not in static_argnames})
+    )[0]
 
 
 def _weakly(value: Any) -> weakref.ref[Any] | None:
@@ -126,21 +128,21 @@ def arrays_described(info: Any, types: Sequence[Any]) -> list[Any] | None:
     """
     if type(info) is not _Description:
         return None
-    found = [None if ref is None else ref() for ref in info.arrays[: len(types)]]
+    arrays = [None if ref is None else ref() for ref in info.arrays[: len(types)]]
     if len(info.arrays) != len(types):  # a rule may get tangents after the arguments, or only some arguments
-        ranks = [(np.ndim(x), len(getattr(t, "shape", ()))) for x, t in zip(found, types) if x is not None]
-        if any(mine != other for mine, other in ranks):
+        ranks = [(np.ndim(x), len(getattr(t, "shape", ()))) for x, t in zip(arrays, types) if x is not None]
+        if any(own_rank != wanted_rank for own_rank, wanted_rank in ranks):
             return None
-    return [*found, *[None] * (len(types) - len(found))]
+    return [*arrays, *[None] * (len(types) - len(arrays))]
 
 
 def traces_around(trace: Any) -> list[Any]:
     """A trace and its parents, innermost first."""
-    found = []
+    traces = []
     while trace is not None:
-        found.append(trace)
+        traces.append(trace)
         trace = getattr(trace, "parent_trace", None) or getattr(trace, "parent", None)
-    return found
+    return traces
 
 
 class TracedArguments:

@@ -81,10 +81,10 @@ def bind_custom_derivative(
     names = functions[0][1].debug_info.arg_names
     more_args = names is not None and len(names) != len(args)
     wrapped = []
-    for new, old in functions:
-        new.stands_for = old  # type: ignore[attr-defined]
-        info = old.debug_info.with_unknown_names() if more_args else old.debug_info
-        wrapped.append(_lu.wrap_init(new, debug_info=info))
+    for function, original in functions:
+        function.stands_for = original  # type: ignore[attr-defined]
+        info = original.debug_info.with_unknown_names() if more_args else original.debug_info
+        wrapped.append(_lu.wrap_init(function, debug_info=info))
     return primitive.bind(*args, subfuns=tuple(wrapped), **params)
 
 

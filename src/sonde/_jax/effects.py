@@ -51,14 +51,14 @@ def register_partial_use(primitive: Primitive, part: Callable[[dict[str, Any], S
 
     def rule(used: Sequence[bool], *others: Any) -> Any:  # from JAX 0.12 on there is one more argument in between
         eqn = others[-1]
-        kept = [i for i, is_used in enumerate(used) if is_used]
+        used_outputs = [i for i, is_used in enumerate(used) if is_used]
         further = range(len(used), len(eqn.invars))
-        operands = [*kept, *further] if kept else []
+        operands = [*used_outputs, *further] if used_outputs else []
         used_in = [i in operands for i in range(len(eqn.invars))]
-        if len(kept) in (0, len(used)):
-            return used_in, eqn if kept else None
-        invars, outvars = [eqn.invars[i] for i in operands], [eqn.outvars[i] for i in kept]
-        return used_in, eqn.replace(invars=invars, outvars=outvars, params=part(eqn.params, kept))
+        if len(used_outputs) in (0, len(used)):
+            return used_in, eqn if used_outputs else None
+        invars, outvars = [eqn.invars[i] for i in operands], [eqn.outvars[i] for i in used_outputs]
+        return used_in, eqn.replace(invars=invars, outvars=outvars, params=part(eqn.params, used_outputs))
 
     _pe.dce_rules[primitive] = rule
 

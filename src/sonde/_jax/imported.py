@@ -107,11 +107,11 @@ def inlined_primitives() -> set[Primitive]:
     """Primitives that compute what the one jaxpr in their parameters does; the others say how, or what to call it."""
     from jax._src.lax import eval_jaxpr  # a function in some versions, a module in others
 
-    found = (
+    candidates = (
         getattr(eval_jaxpr, "eval_jaxpr_p", None),
         getattr(_core, "eval_jaxpr_p", None),
         getattr(_lax, "composite_p", None),
         getattr(_custom_derivatives, "remat_opt_p", None),  # a `custom_vjp` with `optimize_remat`, being differentiated
         getattr(_custom_partitioning, "custom_partitioning_p", None),
     )
-    return {primitive for primitive in found if primitive is not None}
+    return {primitive for primitive in candidates if primitive is not None}

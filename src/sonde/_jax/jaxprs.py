@@ -64,7 +64,7 @@ def sub_jaxprs(params: dict[str, Any]) -> list[Any]:
         traced = [value.jaxpr for value in params.values() if isinstance(value, jax.stages.Traced)]
         if traced:  # a function with its own derivatives, and the rules beside it
             return traced
-    found = []
+    jaxprs = []
     for value in params.values():
         cls = type(value)
         if cls in _NO_JAXPR:
@@ -72,10 +72,10 @@ def sub_jaxprs(params: dict[str, Any]) -> list[Any]:
         if cls is tuple or isinstance(value, (tuple, list)):
             for x in value:
                 if type(x) not in _NO_JAXPR and type(x) is not tuple and hasattr(x, "eqns"):
-                    found.append(x)
+                    jaxprs.append(x)
         elif hasattr(value, "eqns"):
-            found.append(value)
-    return found
+            jaxprs.append(value)
+    return jaxprs
 
 
 # The types of most parameters: checking the type is cheaper than asking for an attribute that they lack.
@@ -87,14 +87,14 @@ def with_jaxprs(params: dict[str, Any], change: Callable[[Any], Any]) -> dict[st
     changed: dict[str, Any] = {}
     for name, value in params.items():
         if hasattr(value, "eqns"):
-            new = change(value)
+            replacement = change(value)
         elif isinstance(value, tuple) and any(hasattr(x, "eqns") for x in value):
             parts = [change(x) if hasattr(x, "eqns") else x for x in value]
-            new = value if all(a is b for a, b in zip(parts, value)) else tuple(parts)
+            replacement = value if all(a is b for a, b in zip(parts, value)) else tuple(parts)
         else:
             continue
-        if new is not value:
-            changed[name] = new
+        if replacement is not value:
+            changed[name] = replacement
     return {**params, **changed} if changed else params
 
 
@@ -137,24 +137,24 @@ def replace_jaxpr(
     jaxpr: Any, *, extra_invars: Sequence[Any], eqns: Sequence[Any], outvars: Sequence[Any], effects: Any
 ) -> Any:
     """A closed jaxpr with other equations and outputs, and new inputs in front."""
-    old = open_jaxpr(jaxpr)
-    new = old.replace(
-        invars=[*extra_invars, *old.invars],
+    opened = open_jaxpr(jaxpr)
+    replaced = opened.replace(
+        invars=[*extra_invars, *opened.invars],
         eqns=list(eqns),
         outvars=list(outvars),
         effects=effects,
-        debug_info=old.debug_info.with_unknown_names(),
+        debug_info=opened.debug_info.with_unknown_names(),
     )
     if ONE_JAXPR_CLASS:
-        return new
-    return _core.ClosedJaxpr(new, jaxpr.consts if open_jaxpr(jaxpr) is not jaxpr else ())
+        return replaced
+    return _core.ClosedJaxpr(replaced, jaxpr.consts if open_jaxpr(jaxpr) is not jaxpr else ())
 
 
 def with_equations(jaxpr: Any, eqns: Sequence[Any], outvars: Sequence[Any], effects: Any) -> Any:
     """A jaxpr, open or closed, with other equations and outputs of the same types."""
-    old = open_jaxpr(jaxpr)
-    new = old.replace(eqns=list(eqns), outvars=list(outvars), effects=effects, debug_info=old.debug_info)
-    return new if old is jaxpr else jaxpr.replace(jaxpr=new)
+    opened = open_jaxpr(jaxpr)
+    replaced = opened.replace(eqns=list(eqns), outvars=list(outvars), effects=effects, debug_info=opened.debug_info)
+    return replaced if opened is jaxpr else jaxpr.replace(jaxpr=replaced)
 
 
 def with_constants(jaxpr: Any, new: Any, kept: Sequence[int]) -> Any:

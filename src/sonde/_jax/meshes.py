@@ -136,21 +136,21 @@ def type_on_mesh_around(aval: Any) -> Any:
 
 def repeated_like(value: Any, other: Any) -> Any:
     """A value with one more axis in front, as long as the first axis of another value and sharded like it."""
-    mine, spec = typeof(value), typeof(other).sharding.spec
-    own = explicit_sharding(mine)
+    aval, spec = typeof(value), typeof(other).sharding.spec
+    own = explicit_sharding(aval)
     sharding = jax.NamedSharding(
-        typeof(other).sharding.mesh, jax.P(spec[0], *(own.spec if own else [None] * mine.ndim))
+        typeof(other).sharding.mesh, jax.P(spec[0], *(own.spec if own else [None] * aval.ndim))
     )
-    shape = (other.shape[0], *mine.shape)
+    shape = (other.shape[0], *aval.shape)
     return lax.broadcast_in_dim(value, shape, range(1, len(shape)), out_sharding=sharding)
 
 
 def first_axis_like(value: Any, other: Any) -> Any:
     """A value whose first axis is sharded like that of another, as `vmap` requires."""
-    mine, spec = typeof(value).sharding.spec, typeof(other).sharding.spec
-    if mine[0] == spec[0]:
+    own_spec, spec = typeof(value).sharding.spec, typeof(other).sharding.spec
+    if own_spec[0] == spec[0]:
         return value
-    return jax.sharding.reshard(value, jax.NamedSharding(typeof(other).sharding.mesh, jax.P(spec[0], *mine[1:])))
+    return jax.sharding.reshard(value, jax.NamedSharding(typeof(other).sharding.mesh, jax.P(spec[0], *own_spec[1:])))
 
 
 def ambient_mesh() -> Any | None:

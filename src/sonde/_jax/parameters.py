@@ -60,17 +60,17 @@ def jit_options(fn: Any) -> tuple[Callable, dict[str, Any]] | None:
 
 def scan_params(params: dict[str, Any], jaxpr: Any, *, n_consts: int, n_xs: int, n_ys: int) -> dict[str, Any]:
     """Parameters of a scan with more constants in front, more scanned inputs and more stacked outputs at the end."""
-    new = {**params, "jaxpr": jaxpr}
+    new_params = {**params, "jaxpr": jaxpr}
     if "num_consts" in params:
-        new["num_consts"] += n_consts
-        return new
+        new_params["num_consts"] += n_consts
+        return new_params
     consts, carry, xs = params["ft_in"].unpack()
     carry_out, ys = params["ft_out"].unpack()
     if n_consts or n_xs:
-        new["ft_in"] = flattree.pack((flattree.nones(len(consts) + n_consts), carry, (xs, flattree.nones(n_xs))))
+        new_params["ft_in"] = flattree.pack((flattree.nones(len(consts) + n_consts), carry, (xs, flattree.nones(n_xs))))
     if n_ys:
-        new["ft_out"] = flattree.pack((carry_out, (ys, flattree.nones(n_ys))))
-    return new
+        new_params["ft_out"] = flattree.pack((carry_out, (ys, flattree.nones(n_ys))))
+    return new_params
 
 
 def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:

@@ -140,9 +140,9 @@ def prepare_scans_for_differentiation(prepare: Callable[[dict[str, Any]], tuple[
         if prepared is None:
             return linearize(is_vjp, nonzeros, *args, **params)
         xs, params = prepared
-        *others, linear = linearize(is_vjp, [*nonzeros, False], *args, xs, **params)
+        *outs_and_residuals, linear = linearize(is_vjp, [*nonzeros, False], *args, xs, **params)
         no_tangent = ad.Zero(typeof(xs).to_tangent_aval())
-        return *others, lambda *residuals_and_tangents: linear(*residuals_and_tangents, no_tangent)
+        return *outs_and_residuals, lambda *residuals_and_tangents: linear(*residuals_and_tangents, no_tangent)
 
     def new_partial_eval(trace: Any, *tracers: Any, **params: Any) -> Any:
         prepared = prepare(params)
@@ -183,11 +183,11 @@ def prepare_while_loops_for_remat(
             return rule(saveable, unknown_in, instantiated_in, eqn)
         params = prepare(eqn.params)
         eqn = eqn if params is None else eqn.replace(params=params)
-        known, staged, *rest = rule(saveable, unknown_in, instantiated_in, eqn)
-        if known is not None and staged is not None:
-            params = recomputed(known.params, staged.params)
-            staged = staged if params is None else staged.replace(params=params, effects=no_effects)
-        return known, staged, *rest
+        known_eqn, staged_eqn, *flags_and_residuals = rule(saveable, unknown_in, instantiated_in, eqn)
+        if known_eqn is not None and staged_eqn is not None:
+            params = recomputed(known_eqn.params, staged_eqn.params)
+            staged_eqn = staged_eqn if params is None else staged_eqn.replace(params=params, effects=no_effects)
+        return known_eqn, staged_eqn, *flags_and_residuals
 
     _pe.partial_eval_jaxpr_custom_rules[while_p] = new_rule
 
@@ -387,8 +387,12 @@ def made_jaxprs(
 
         @functools.wraps(made)
         def make_jaxpr_f(*args: Any, **kwargs: Any) -> Any:
-            found = made(*args, **kwargs)
-            return (shown(found[0]), *found[1:]) if isinstance(found, tuple) else shown(found)
+            jaxpr_and_shape = made(*args, **kwargs)
+            return (
+                (shown(jaxpr_and_shape[0]), *jaxpr_and_shape[1:])
+                if isinstance(jaxpr_and_shape, tuple)
+                else shown(jaxpr_and_shape)
+            )
 
         return make_jaxpr_f
 
@@ -581,8 +585,8 @@ def maps_told_apart(matters: Callable[[Any], bool]) -> InPlace:
         if type(axis_data) is _batching.AxisData:
             fields = [getattr(axis_data, name) for name in names]
             mapped = mapped_next()
-            new = batch(fun, NumberedAxis(*fields, mapped_by=mapped, plain=axis_data), *rest, **options)
-            return CallOfMap(new, len(mapped.path) - 1) if mapped.program is RUNNING else new
+            batched = batch(fun, NumberedAxis(*fields, mapped_by=mapped, plain=axis_data), *rest, **options)
+            return CallOfMap(batched, len(mapped.path) - 1) if mapped.program is RUNNING else batched
         return batch(fun, axis_data, *rest, **options)
 
     def as_needed(jaxpr: Any, axis_data: Any) -> Any:

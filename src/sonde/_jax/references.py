@@ -63,7 +63,7 @@ def _take_operations_of_arrays() -> None:
         setattr(ArrayLikeRefType, name, _core.aval_method(_method_of_the_array(name)))
     for name in _array_methods._array_properties:
         setattr(ArrayLikeRefType, name, _core.aval_property(_attribute_of_the_array(name)))
-    ArrayLikeRefType.__jax_array__ = _core.aval_method(lambda reference: reference[...])
+    setattr(ArrayLikeRefType, "__jax_array__", _core.aval_method(lambda reference: reference[...]))  # noqa: B010
 
 
 def register_array_like_reference(cls: type[jax.Ref]) -> None:

@@ -87,7 +87,7 @@ def same_names_after() -> Any:
 def without_names(eqn: Any, kind: type) -> Any:
     """An equation without the names of some type; the same object if it has none."""
     info = eqn.source_info
-    kept = tuple(element for element in info.name_stack.stack if not isinstance(element.name, kind))
-    if len(kept) == len(info.name_stack.stack):
+    other_names = tuple(element for element in info.name_stack.stack if not isinstance(element.name, kind))
+    if len(other_names) == len(info.name_stack.stack):
         return eqn
-    return eqn.replace(source_info=_source_info.SourceInfo(info.traceback, _source_info.NameStack(kept)))
+    return eqn.replace(source_info=_source_info.SourceInfo(info.traceback, _source_info.NameStack(other_names)))

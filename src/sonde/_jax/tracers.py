@@ -98,5 +98,5 @@ def _take_over(tracer: Any, other: Any) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _slots(cls: type) -> list[str]:
-    found = [name for kind in cls.__mro__ for name in getattr(kind, "__slots__", ())]
-    return [name for name in found if name not in ("__weakref__", "__dict__")]
+    names = [name for kind in cls.__mro__ for name in getattr(kind, "__slots__", ())]
+    return [name for name in names if name not in ("__weakref__", "__dict__")]

@@ -34,9 +34,9 @@ def current_trace() -> Trace:
 def count_traced_equations() -> int:
     """How many equations the program that is traced now has so far, with those of loops, branches and calls in it."""
     frame: Any = getattr(_core.trace_ctx.trace, "frame", None)
-    known: dict[int, int] = {}
+    counts: dict[int, int] = {}
     made = (ref() if isinstance(ref, weakref.ref) else ref for ref in getattr(frame, "tracing_eqns", ()))
-    return sum(1 + _count_inside(eqn.params, known) for eqn in made if eqn is not None)
+    return sum(1 + _count_inside(eqn.params, counts) for eqn in made if eqn is not None)
 
 
 def _count_inside(params: dict[str, Any], known: dict[int, int]) -> int:

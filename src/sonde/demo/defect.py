@@ -65,5 +65,5 @@ def plant_and_search(model: AttentionOnly, seed: int) -> Search:
     layer = int(jax.random.randint(key, (), 0, LAYERS))
     batch = repeated(key, 8)
     defective = broken(model, layer, batch[0])
-    found = sonde.first_nonfinite(training_step)(defective, *batch)
-    return Search(f"layers/{layer}/scores", found, float(training_step(defective, *batch)[0]))
+    nonfinite = sonde.first_nonfinite(training_step)(defective, *batch)
+    return Search(f"layers/{layer}/scores", nonfinite, float(training_step(defective, *batch)[0]))

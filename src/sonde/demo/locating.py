@@ -77,17 +77,17 @@ class Located:
     @property
     def problems(self) -> list[str]:
         """Why this is not a single induction head; empty if it is one."""
-        found = []
+        problems = []
         if not self.restored[self.head] > NEEDED:
-            found.append(
+            problems.append(
                 f"{self.head} brings back {percent(self.restored[self.head])}, not more than {percent(NEEDED)}"
             )
         if not self.restored[self.runner_up] < ALLOWED:
-            found.append(f"{self.runner_up} brings back {percent(self.restored[self.runner_up])} too")
+            problems.append(f"{self.runner_up} brings back {percent(self.restored[self.runner_up])} too")
         looking = max(self.looks, key=self.looks.__getitem__)
         if looking != self.head:
-            found.append(f"{self.head} brings back most, but {looking} looks in the right place")
-        return found
+            problems.append(f"{self.head} brings back most, but {looking} looks in the right place")
+        return problems
 
 
 def right_logits(model: AttentionOnly, tokens: jax.Array) -> jax.Array:
@@ -108,15 +108,15 @@ def locate(model: AttentionOnly, seed: int) -> Located:
     _, records = sonde.capture(model, "layers/*/weights")(clean)
     looks = {}
     for layer, record in enumerate(records.values()):
-        here = jnp.arange(HALF, LENGTH - 1)
-        there = here - HALF + 1  # the token after the earlier one
-        shares = jnp.mean(record.value[:, :, here, there], axis=(0, 2))
+        positions = jnp.arange(HALF, LENGTH - 1)
+        after_earlier = positions - HALF + 1  # the token after the earlier one
+        shares = jnp.mean(record.value[:, :, positions, after_earlier], axis=(0, 2))
         looks |= {f"layers/{layer}/heads/{h}": float(shares[h]) for h in range(HEADS)}
 
     intact, broken = (model, clean), (model, corrupt)
     sweep = patch_sweep(right_logits, ALL_HEADS, metric=jnp.mean, axis=None)(intact, broken)
     by_position = patch_sweep(right_logit_at_one_place, ALL_HEADS, metric=jnp.mean, axis=-2)(intact, broken)
-    found = Located(looks, sweep, by_position, np.zeros((0, 0)), np.asarray(clean[0]))
-    _, layer, _, head = found.head.split("/")
+    located = Located(looks, sweep, by_position, np.zeros((0, 0)), np.asarray(clean[0]))
+    _, layer, _, head = located.head.split("/")
     weights = records[f"layers/{layer}/weights"].value[0, int(head)]
-    return dataclasses.replace(found, weights=np.asarray(weights))
+    return dataclasses.replace(located, weights=np.asarray(weights))

@@ -104,6 +104,6 @@ def _defect(story: Story) -> Text:
         f"In a copy of the model, the layer of {search.planted} keeps its scores in float16 and has queries far too "
         f"large. The loss of a training step is then {search.loss}; nothing else is visible from outside."
     )
-    found = "first_nonfinite found nothing." if search.found is None else str(search.found)
-    paragraphs = [planted, *(line.strip() for line in found.splitlines())]
+    answer = "first_nonfinite found nothing." if search.found is None else str(search.found)
+    paragraphs = [planted, *(line.strip() for line in answer.splitlines())]
     return Text(title="A planted defect", caption="What first_nonfinite says about it.", text="\n\n".join(paragraphs))

@@ -56,26 +56,26 @@ class Pretrained:
     def findings(self) -> list[str]:
         """What was found, a sentence each."""
         layer, head = np.unravel_index(self.induction.argmax(), self.induction.shape)
-        found = [f"The model continues: {SENTENCE}{self.answer}"]
+        sentences = [f"The model continues: {SENTENCE}{self.answer}"]
         first = next(
             (i for i, row in enumerate(self.said) if all(r[-1] == self.said[-1][-1] for r in self.said[i:])), 0
         )
-        found.append(f"From layer {first} of {len(self.said)} on, it would say {self.said[-1][-1]!r}.")
-        found.append(
+        sentences.append(f"From layer {first} of {len(self.said)} on, it would say {self.said[-1][-1]!r}.")
+        sentences.append(
             f"{int((self.induction > LOOKS).sum())} heads spend more than half of their attention on the token that "
             f"came next the last time; head {head} of layer {layer} spends {self.induction[layer, head]:.0%}."
         )
         for position, word in enumerate(self.fact_words):
             layers = np.flatnonzero(self.restored[:, position] > LOOKS)
             if layers.size:
-                found.append(f"Layers {layers.min()} to {layers.max()} hold the country at the token {word!r}.")
-        return found
+                sentences.append(f"Layers {layers.min()} to {layers.max()} hold the country at the token {word!r}.")
+        return sentences
 
     @property
     def problems(self) -> list[str]:
         """What the demo wanted to show and did not."""
-        found = [] if (self.induction > LOOKS).any() else ["no head looks at the token that came next the last time"]
-        return found + ([] if (self.restored > LOOKS).any() else ["no single value brings the answer back"])
+        problems = [] if (self.induction > LOOKS).any() else ["no head looks at the token that came next the last time"]
+        return problems + ([] if (self.restored > LOOKS).any() else ["no single value brings the answer back"])
 
     def to_json(self) -> dict[str, Any]:
         """The numbers, as plain Python data."""

@@ -29,8 +29,8 @@ def clean_and_corrupt(key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
     """
     halves, shift = jax.random.split(key)
     half = _distinct(halves, n)[:, :HALF]
-    other = (half + jax.random.randint(shift, (n, 1), 1, TOKENS)) % TOKENS
-    return jnp.concatenate([half, half], axis=1), jnp.concatenate([other, half], axis=1)
+    other_half = (half + jax.random.randint(shift, (n, 1), 1, TOKENS)) % TOKENS
+    return jnp.concatenate([half, half], axis=1), jnp.concatenate([other_half, half], axis=1)
 
 
 def _distinct(key: jax.Array, n: int) -> jax.Array:

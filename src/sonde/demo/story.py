@@ -37,41 +37,41 @@ class Story:
     @property
     def problems(self) -> list[str]:
         """What the demo wanted to show and did not; empty if it showed everything."""
-        found = []
+        problems = []
         if not self.trained.learned:
-            found.append(f"the loss did not fall below {LEARNED} nats in {len(self.trained.losses)} steps")
-        found += self.located.problems
+            problems.append(f"the loss did not fall below {LEARNED} nats in {len(self.trained.losses)} steps")
+        problems += self.located.problems
         if not self.search.right:
-            said = self.search.found.path if self.search.found else "nothing"
-            found.append(f"the defect is in {self.search.planted}, but first_nonfinite found {said}")
-        return found
+            named = self.search.found.path if self.search.found else "nothing"
+            problems.append(f"the defect is in {self.search.planted}, but first_nonfinite found {named}")
+        return problems
 
     @property
     def findings(self) -> list[str]:
         """What was found, one sentence each; only what this run has shown."""
         located, search = self.located, self.search
-        said = []
+        sentences = []
         if not located.problems:
-            said.append(
+            sentences.append(
                 f"{located.head} is the induction head: restoring its output alone brings back "
                 f"{percent(located.restored[located.head])} of what the model loses when the first half is exchanged. "
                 f"No other head brings back more than {percent(located.restored[located.runner_up])}."
             )
-            said.append(
+            sentences.append(
                 f"It spends {percent(located.looks[located.head])} of its attention on the token after the earlier "
                 "occurrence of the current token."
             )
         if search.found is not None and search.right:
-            said.append(
+            sentences.append(
                 f"The overflow planted in one layer begins at {search.found.path}: {search.found.infs} of "
                 f"{search.found.size} values are infinite there. The training step itself shows only a loss of "
                 f"{search.loss}."
             )
-        return said
+        return sentences
 
     def to_json(self) -> dict[str, Any]:
         """The numbers, as plain Python data; what is not finite as strings, as in `Report.to_json`."""
-        found = self.search.found
+        nonfinite = self.search.found
         data = {
             "seed": self.seed,
             "steps": len(self.trained.losses),
@@ -83,9 +83,9 @@ class Story:
             "attention": self.located.looks,
             "defect": {
                 "planted": self.search.planted,
-                "found": None if found is None else found.path,
-                "gradient": None if found is None else found.gradient,
-                "infs": None if found is None else found.infs,
+                "found": None if nonfinite is None else nonfinite.path,
+                "gradient": None if nonfinite is None else nonfinite.gradient,
+                "infs": None if nonfinite is None else nonfinite.infs,
             },
             "findings": self.findings,
             "problems": self.problems,

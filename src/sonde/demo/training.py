@@ -45,8 +45,8 @@ def surprise(model: AttentionOnly, tokens: jax.Array, period: jax.Array) -> tupl
     """The mean loss at the tokens that can be known, and what the heads wrote."""
     logits, written = model(tokens)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], tokens[:, 1:])
-    known = jnp.arange(LENGTH - 1) >= period
-    return jnp.sum(losses * known) / jnp.sum(known), written
+    is_known = jnp.arange(LENGTH - 1) >= period
+    return jnp.sum(losses * is_known) / jnp.sum(is_known), written
 
 
 def price_of_heads(written: jax.Array) -> jax.Array:
@@ -85,9 +85,9 @@ def train(seed: int, on_progress: Callable[[int, float], None] = lambda step, lo
     losses: list[np.ndarray] = []
     learned = False
     while not learned and len(losses) * STEPS_A_CALL < MOST_STEPS:
-        state, found = some_steps(state, jnp.asarray(len(losses) * STEPS_A_CALL))
-        losses.append(np.asarray(found))
-        done = len(losses) * STEPS_A_CALL
-        on_progress(done, float(losses[-1][-1]))
-        learned = done >= FEWEST_STEPS and float(losses[-1].mean()) < LEARNED
+        state, losses_of_call = some_steps(state, jnp.asarray(len(losses) * STEPS_A_CALL))
+        losses.append(np.asarray(losses_of_call))
+        steps_done = len(losses) * STEPS_A_CALL
+        on_progress(steps_done, float(losses[-1][-1]))
+        learned = steps_done >= FEWEST_STEPS and float(losses[-1].mean()) < LEARNED
     return Trained(nnx.merge(structure, state)[0], np.concatenate(losses), learned)
