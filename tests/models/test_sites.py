@@ -29,10 +29,11 @@ def test_every_site_of_the_table_is_there_and_no_other(gemma: Any) -> None:
     found = sonde.sites(gemma)(TOKENS)
     gemma.set_attributes(per_head=False)
     paths = {re.sub(r"blocks/\d+/", "blocks/12/", info.path) for info in found}
-    inside_norms = {path for path in paths if path.endswith("/normalised")}
-    assert paths - inside_norms == {names.site for names in models.SITES if not names.site.endswith("/normalised")}
+    of_norms = ("/normalised", "/factor")
+    inside_norms = {path for path in paths if path.endswith(of_norms)}
+    assert paths - inside_norms == {names.site for names in models.SITES if not names.site.endswith(of_norms)}
     config = gemma.config
-    sizes = {"batch": 1, "length": 6, "keys": 6, "heads": config.heads, "key-heads": config.key_heads}
+    sizes = {"batch": 1, "one": 1, "length": 6, "keys": 6, "heads": config.heads, "key-heads": config.key_heads}
     sizes |= {"depth": config.depth, "width": config.width, "hidden": config.hidden, "vocabulary": config.vocabulary}
     shapes = {info.path: info.shape for info in found}
     for names in models.SITES:

@@ -234,6 +234,8 @@ def test_the_normalised_values_are_seen_and_nothing_changes(draw, kind):
     np.testing.assert_array_equal(y, norm(x, scale, bias))
     unscaled = norm(x, None, None)
     np.testing.assert_allclose(seen["normalised"].value, unscaled, rtol=1e-6, atol=1e-6)
+    doubled = sonde.edit(norm, {"factor": 2 * seen["factor"].value})(x, scale, bias)
+    np.testing.assert_allclose(doubled, 2 * norm(x, scale, None) + bias, rtol=1e-5, atol=1e-5)
 
     def loss(x, scale, bias):
         return (norm(x, scale, bias) ** 3).sum()

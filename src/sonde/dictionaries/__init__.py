@@ -1,9 +1,11 @@
 """Sparse dictionaries of activations: train them, measure them, splice them into programs, exchange them.
 
 Dictionary(d_in, n_features, ...)           a sparse autoencoder, transcoder or skip transcoder
+CrossLayerTranscoder(d_in, n_features, ...) transcoders that write to all later layers
 train(dictionary, batches, steps=...)       on a store's minibatches, or on batches as they come
 evaluate(dictionary, batches)               active features, explained variance, dead features
 splice(f, {pattern: dictionary})            a program with a dictionary in place of a value, or of what computes it
+attribution_graph(f, transcoders)           which features, errors and tokens the logits come from
 loss_recovered(loss, path, dictionary, ...) how much of the loss it recovers
 save(dictionary, folder), load(folder)      in the layout of SAELens
 """

@@ -25,7 +25,6 @@ class Decoder(Tower):
         Args:
             tokens: integers, `(batch, length)`.
             mask: boolean, `(batch, length)`: which tokens are not padding. Padding may be on either side; positions
-                mask: boolean, `(batch, length)`: which tokens are not padding. Padding may be on either side; positions
                     are counted from the first token that is not padding.
 
         Returns:

@@ -10,7 +10,8 @@ class SiteNames(NamedTuple):
 
     Attributes:
         site: its path; `12` is an example of a layer's number.
-        shape: the axes of its value: batch, length (queries), keys, heads, depth, width, hidden, vocabulary.
+        shape: the axes of its value: batch, length (queries), keys, heads, depth, width, hidden, vocabulary;
+            one for an axis that has a single number.
         lens: its name in TransformerLens; empty if it has none.
         hub: the module of a Llama in `transformers` that computes it; empty if it is not the output of one.
         meaning: a description.
@@ -31,6 +32,7 @@ SITES: tuple[SiteNames, ...] = (
     ),
     SiteNames("blocks/12/in", "batch length width", f"{_L}.hook_resid_pre", "", "the stream before a block"),
     SiteNames("blocks/12/attn_in", "batch length width", f"{_L}.hook_attn_in", "", "the stream as attention reads it"),
+    SiteNames("blocks/12/norm1/factor", "batch length one", "", "", "one over the norm's scale (`ln1.hook_scale`)"),
     SiteNames(
         "blocks/12/norm1/normalised", "batch length width", f"{_L}.ln1.hook_normalized", "", "before scale and bias"
     ),
@@ -70,6 +72,7 @@ SITES: tuple[SiteNames, ...] = (
     ),
     SiteNames("blocks/12/mid", "batch length width", f"{_L}.hook_resid_mid", "", "the stream after attention"),
     SiteNames("blocks/12/mlp_in", "batch length width", f"{_L}.hook_mlp_in", "", "the stream as the MLP reads it"),
+    SiteNames("blocks/12/norm2/factor", "batch length one", "", "", "one over the norm's scale (`ln2.hook_scale`)"),
     SiteNames(
         "blocks/12/norm2/normalised", "batch length width", f"{_L}.ln2.hook_normalized", "", "before scale and bias"
     ),

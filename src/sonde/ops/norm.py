@@ -11,7 +11,8 @@ Sharp edges:
 - With a mask and an axis name, every device has the same weight, however many of its elements are masked.
 - A mask changes the statistics only; masked elements are still normalised.
 
-Site: `normalised`, the values before scale and bias.
+Sites: `factor`, one over the deviation, and `normalised`, the values before scale and bias. With the factor held
+constant, a norm is linear: attribution graphs rely on it.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def normalize(
         return jnp.asarray(a if a.ndim == x.ndim else jnp.expand_dims(a, reduction_axes), compute)
 
     # epsilon is added in the variance's own dtype, before anything is widened.
-    factor = per_group(lax.rsqrt(var + jnp.asarray(epsilon, var.dtype)))
+    factor = sow(per_group(lax.rsqrt(var + jnp.asarray(epsilon, var.dtype))), "factor")
     y = jnp.asarray(x, compute)
     if mean is not None:
         y = y - per_group(mean)

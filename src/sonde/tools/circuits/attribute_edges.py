@@ -15,10 +15,11 @@ from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, overload, runt
 import jax
 import numpy as np
 
-from sonde.core import JitByStaticPart, Pattern, check_callable, check_pattern, inside_request, static_and_arrays
+from sonde.core import JitByStaticPart, Pattern, check_callable, inside_request, static_and_arrays
 from sonde.tools.circuits.edge_runs import Asked
 from sonde.tools.circuits.edge_scores import METHODS, Method, Scores, scores
 from sonde.tools.circuits.pruning import Curve, Pruned, Search
+from sonde.tools.execution.record_values import patterns_in
 from sonde.tools.reading.heatmap import Drawn, Heat
 
 P = ParamSpec("P")
@@ -326,16 +327,10 @@ def attribute_edges(
             f"attribute_edges: {type(f).__name__!r} does not say where its components write and read, as the decoders "
             "of sonde.models do; name senders and receivers"
         )
-    sending, receiving = _several(senders), _several(receivers)
+    sending, receiving = patterns_in(senders), patterns_in(receivers)
     asked = Asked(sending, receiving, dict(split or {}), metric, inside_request(inside))
-    first = sending[:1] if inputs is None else _several(inputs)
+    first = sending[:1] if inputs is None else patterns_in(inputs)
     return EdgeAttribution(f, asked, baseline, method, steps, first)
-
-
-def _several(patterns: Pattern | Sequence[Pattern]) -> tuple[Pattern, ...]:
-    return tuple(
-        map(check_pattern, (patterns,) if isinstance(patterns, str) or callable(patterns) else tuple(patterns))
-    )
 
 
 def _other_run(baseline: Any) -> tuple[Any, ...] | float:

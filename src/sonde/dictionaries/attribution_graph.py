@@ -1,0 +1,649 @@
+"""`attribution_graph`: which features, errors and tokens does the model's answer to one text come from?
+
+The graph belongs to a replacement model. Transcoders take the place of MLPs, and an error is added to each of them, so
+that all values are those of the model. Attention weights and the factors of norms are held constant. What is left is
+linear between a feature and what features, errors and tokens write into the stream. An edge is therefore exact:
+
+    edge = (activation · decoder row) · gradient of the target with respect to what is written there
+
+and the edges into a target, with what biases contribute, add up to the target's value. The run checks that: a program
+that is not linear once the sites of `frozen=` are held constant raises an error. One backward pass gives all edges into
+a target; a batch of targets shares one compiled pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, ParamSpec
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde import _jax
+from sonde.core import (
+    InsideRequest,
+    JitByStaticPart,
+    Pattern,
+    Records,
+    StaticPart,
+    Supplied,
+    Where,
+    arrays_in,
+    capture,
+    check_callable,
+    check_pattern,
+    inside_request,
+    put_by_rule,
+    static_and_arrays,
+)
+from sonde.dictionaries.cross_layer import Transcoders, coders_of
+from sonde.dictionaries.dictionary import Dictionary
+from sonde.dictionaries.feature_graph import FeatureGraph, GraphNode
+from sonde.errors import CaptureError
+from sonde.tools.circuits.edge_nodes import in_unnamed_loop
+from sonde.tools.execution.record_values import Seen, chooses, each_seen, patterns_in
+from sonde.tools.intervention.patch_values import in_record, not_differentiated, recorded_here, values_to_place
+
+P = ParamSpec("P")
+Place = tuple[tuple[str, int], tuple[int, ...]]  # where a rule meets a value: path and call; rows of named loops
+_VERB = "attribution_graph"
+_KEPT = 2**14  # how many of the sources of one target are kept, at most
+FROZEN = ("**/attn/weights", "**/factor")
+
+
+def attribution_graph(
+    f: Callable[P, Any],
+    transcoders: Transcoders,
+    *,
+    logits: Callable[[Any], Any] | None = None,
+    tokens: Sequence[int] | None = None,
+    embedded: Pattern = "embedded",
+    frozen: Pattern | Sequence[Pattern] = FROZEN,
+    max_features: int = 4096,
+    max_logits: int = 10,
+    batch: int = 32,
+    mesh: jax.sharding.Mesh | None = None,
+    inside: object = None,
+) -> AttributionGraph[P]:
+    """A function that runs `f` on one text and returns the graph of what its logits come from.
+
+    Args:
+        f: Any callable that returns logits. Models are not changed by the runs.
+        transcoders: As for `splice`: for pairs of what a transcoder reads and what it replaces, such as
+            `("blocks/3/norm2", "blocks/3/mlp/out")`, the transcoder; for a pair of two tuples of sites a
+            `CrossLayerTranscoder`. Their order is that of the layers. MLPs without one belong to nothing: they make the
+            program nonlinear, which is an error.
+        logits: A function of the result of `f` that returns the logits of one position, `(vocabulary,)`. By default the
+            last position of the result. If the model caps its logits, this undoes it: capped logits are not linear.
+        tokens: Which logits are explained. By default the most probable ones, until they have 95 % of the probability.
+        embedded: The site of the embeddings, `(1, length, width)` or `(length, width)`.
+        frozen: Sites whose values are held constant: attention weights, and the factors of norms.
+        max_features: How many features are targets and nodes, at most: those with the most influence on the logits.
+            What all others contribute is `left_out` of a target.
+        max_logits: How many logits are explained, at most, if `tokens` does not say which.
+        batch: How many targets share a backward pass.
+        mesh: Devices over which the targets of a batch are spread, along the mesh's first axis. All else is replicated.
+        inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
+
+    Returns:
+        A function with the arguments of `f` that returns a `FeatureGraph`.
+
+    Raises:
+        NoSuchSiteError: When called: a pattern matches no site.
+        CaptureError: When called: a site is in a loop without a name.
+        ValueError: When called: a pattern matches several sites, a value is not of one text, or the program is not
+            linear between features with the frozen sites held constant.
+
+    Example:
+        >>> import jax.numpy as jnp, sonde
+        >>> from sonde import nnx
+        >>> from sonde.dictionaries import Dictionary, attribution_graph
+        >>> def f(tokens):
+        ...     x = sonde.sow(jnp.eye(4)[tokens], "embedded")
+        ...     read = sonde.sow(x, "mlp/in")
+        ...     return x + sonde.sow(jnp.tanh(2 * read), "mlp/out")
+        >>> transcoder = Dictionary(4, 8, d_out=4, rngs=nnx.Rngs(0))
+        >>> ask = attribution_graph(f, {("mlp/in", "mlp/out"): transcoder}, frozen=(), tokens=[3])
+        >>> graph = ask(jnp.array([1, 2, 3]))
+        >>> round(float(graph.matrix.sum(1)[-1] + graph.bias[-1]), 4) == round(graph.targets[-1].value, 4)
+        True
+    """
+    check_callable(f, _VERB)
+    if max_features < 1 or batch < 1 or max_logits < 1:
+        raise ValueError(
+            f"{_VERB}: max_features, max_logits and batch are at least 1, got {max_features}, {max_logits} and {batch}"
+        )
+    asked = _Asked(check_pattern(embedded), patterns_in(frozen), logits or _last_logits, inside_request(inside))
+    choice = _Choice(None if tokens is None else tuple(map(int, tokens)), max_features, max_logits, batch, mesh)
+    return AttributionGraph(f, coders_of(transcoders, _VERB), asked, choice)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """What the traced functions depend on, besides the program."""
+
+    embedded: Pattern
+    frozen: tuple[Pattern, ...]
+    logits: Callable[[Any], Any]
+    inside: InsideRequest | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Choice:
+    """Which nodes the graph gets, and how they are computed."""
+
+    tokens: tuple[int, ...] | None
+    max_features: int
+    max_logits: int
+    batch: int
+    mesh: jax.sharding.Mesh | None
+
+
+def _last_logits(result: Any) -> Any:
+    return result.reshape(-1, result.shape[-1])[-1]
+
+
+class AttributionGraph(Generic[P]):
+    """What `attribution_graph` returns: a function with the arguments of the program that returns a `FeatureGraph`."""
+
+    def __init__(self, f: Callable[P, Any], coders: Sequence[Any], asked: _Asked, choice: _Choice) -> None:
+        self._f, self._coders, self._asked, self._choice = f, coders, asked, choice
+        self._places = tuple((coder.reads, coder.writes) for coder in coders)
+        programs = (_observe, _features, _at_zero, _edges_into)
+        self._observe, self._features, self._at_zero, self._edges_into = (
+            JitByStaticPart(functools.partial(program, asked, self._places)) for program in programs
+        )
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> FeatureGraph:
+        """The graph for these arguments."""
+        dictionaries = [coder.dictionary for coder in self._coders]
+        static, arrays = static_and_arrays((self._f, args, kwargs, dictionaries), self._asked.inside)
+        arrays = self._spread(arrays, False)
+        logits, records = self._observe(static, arrays)
+        acts, errors, embeddings = self._features(static, arrays, records)
+        sources = _Sources.of([np.asarray(a) for a in acts], len(errors), len(embeddings))
+        written = _Written(list(errors), embeddings, *map(jnp.asarray, (sources.position, sources.index, sources.act)))
+        zero_reads, zero_logits = self._at_zero(static, arrays, records)
+        encoders = [_encoder(d) for d in dictionaries]
+
+        def rows(targets: Sequence[_Target]) -> list[_Row]:
+            padded = [*targets, *[targets[-1]] * (self._choice.batch - len(targets))]
+            directions = np.zeros((len(padded), max(d.d_in for d in dictionaries)), np.float32)
+            for i, target in enumerate(padded):
+                if target.layer < len(encoders):
+                    matrix, _ = encoders[target.layer]
+                    directions[i, : len(matrix)] = matrix[:, target.number]
+            numbers = np.array([target[:3] for target in padded], np.int32)
+            batch = self._spread([numbers, directions], True)
+            computed = jax.device_get(self._edges_into(static, arrays, records, written, batch))
+            return [_Row(*(x[i] for x in computed)) for i in range(len(targets))]
+
+        def bias(target: _Target) -> float:
+            if target.layer == len(encoders):
+                return float(zero_logits[target.number] - np.mean(zero_logits))
+            matrix, biases = encoders[target.layer]
+            return float(zero_reads[target.layer][target.position] @ matrix[:, target.number] + biases[target.number])
+
+        zero_reads, zero_logits, logits = jax.device_get((zero_reads, zero_logits, logits))
+        exact = float(np.finfo(np.float32).eps if logits.dtype == np.float64 else jnp.finfo(logits.dtype).eps)
+        lowest = max([exact, *(float(jnp.finfo(x.dtype).eps) for x in zero_reads)])
+        targets = _targets(sources, logits, self._choice)
+        found = _search(sources, targets, rows, self._choice)
+        biases = {target: bias(target) for target in found}
+        _check_sums(found, biases, 4 * math.sqrt(lowest))
+        return _graph(found, biases, sources, _probabilities(logits))
+
+    def _spread(self, arrays: list[Any], by_target: bool) -> list[Any]:
+        """Arrays on the devices of the mesh: one part of the targets on each, or all of the array on all."""
+        mesh = self._choice.mesh
+        if mesh is None:
+            return arrays
+        axis = jax.sharding.PartitionSpec(mesh.axis_names[0]) if by_target else jax.sharding.PartitionSpec()
+        return jax.device_put(arrays, jax.sharding.NamedSharding(mesh, axis))
+
+
+# What runs inside `jax.jit`: the arguments are split into arrays and the rest, which holds the program.
+
+Places = Sequence[tuple[Pattern, Sequence[Pattern]]]
+
+
+class _Written(NamedTuple):
+    """What is written into the stream, apart from biases: errors and embeddings, and features by layer."""
+
+    errors: list[jax.Array]
+    embeddings: jax.Array
+    position: jax.Array
+    feature: jax.Array
+    act: jax.Array
+
+
+def _observe(asked: _Asked, places: Places, static: StaticPart, arrays: list[Any]) -> tuple[Any, Records]:
+    """The logits, and records of everything that the linear program needs."""
+    f, args, kwargs, _ = static.whole(arrays)
+    patterns = [asked.embedded, *asked.frozen, *_reads(places), *_writes(places)]
+    result, records = values_to_place(f, *patterns, inside=asked.inside)(*args, **kwargs)
+    logits = asked.logits(result)
+    if jnp.ndim(logits) != 1:
+        raise ValueError(f"{_VERB}: the logits of one position are an array with one axis, got {jnp.shape(logits)}")
+    return logits, records
+
+
+def _features(asked: _Asked, places: Places, static: StaticPart, arrays: list[Any], records: Records) -> Any:
+    """Features by layer, what they miss of each value that they replace, and the embeddings."""
+    dictionaries: list[Dictionary] = static.whole(arrays)[3]
+    reads, writes = (_values(records, patterns) for patterns in (_reads(places), _writes(places)))
+    missing = [w - b for w, b in zip(writes, _decoder_biases(places, dictionaries))]
+    names = _writes(places)
+    acts = []
+    for (_, written), dictionary, read in zip(places, dictionaries, reads):
+        acts.append(dictionary.activate(dictionary.pre_activations(read)))
+        for name, matrix in zip(written, _decoders(dictionary, len(written))):
+            missing[names.index(name)] -= acts[-1] @ matrix
+        if dictionary.kind == "skip_transcoder":
+            missing[names.index(written[0])] -= dictionary.skipped(read)
+    return acts, missing, _values(records, [asked.embedded])[0]
+
+
+def _at_zero(asked: _Asked, places: Places, static: StaticPart, arrays: list[Any], records: Records) -> Any:
+    """What is read, and the logits, if features, errors and embeddings write nothing, so that only biases do."""
+    biases = _decoder_biases(places, static.whole(arrays)[3])
+    written = [jnp.broadcast_to(b, w.shape) for b, w in zip(biases, _values(records, _writes(places)))]
+    embeddings = jnp.zeros_like(_values(records, [asked.embedded])[0])
+    return _linear(asked, places, static, arrays, records, written, embeddings)
+
+
+def _edges_into(
+    asked: _Asked,
+    places: Places,
+    static: StaticPart,
+    arrays: list[Any],
+    records: Records,
+    written: _Written,
+    targets: list[jax.Array],
+) -> Any:
+    """For each target, its largest edges: which sources, and how large; and the sum of all edges, and of their sizes.
+
+    Args:
+        asked: What was asked for.
+        places: What transcoders read and write.
+        static: The program, its arguments and the transcoders, without arrays.
+        arrays: The arrays.
+        records: What `_observe` returned.
+        written: What is written.
+        targets: Layer, position and index of each target; and the direction along which it reads.
+    """
+    dictionaries: list[Dictionary] = static.whole(arrays)[3]
+    names, values = _writes(places), _values(records, _writes(places))
+    run = functools.partial(_linear, asked, places, static, arrays, records)
+    (reads, logits), pull_back = jax.vjp(run, values, written.embeddings)
+
+    def gradients(numbers: jax.Array, direction: jax.Array) -> Any:
+        layer, position, index = numbers
+        of_reads = [
+            jnp.zeros_like(read)
+            .at[position]
+            .set(jnp.where(layer == i, direction[: read.shape[1]], 0).astype(read.dtype))
+            for i, read in enumerate(reads)
+        ]
+        # A constant that is added to all logits changes no probability: a logit counts from their mean.
+        of_logits = jnp.where(jnp.arange(len(logits)) == index, 1.0, 0.0) - 1 / len(logits)
+        return pull_back((of_reads, jnp.where(layer == len(reads), of_logits, 0).astype(logits.dtype)))
+
+    def of_target(gradient: Any) -> Any:
+        of_writes, of_embeddings = gradient
+        edges = []
+        for k, ((_, named), dictionary) in enumerate(zip(places, dictionaries)):
+            at, feature = written.position[k], written.feature[k]
+            total = jnp.zeros(len(at))
+            for name, matrix in zip(named, _decoders(dictionary, len(named))):
+                total += jnp.sum(matrix[feature] * of_writes[names.index(name)][at], -1)
+            edges.append(total * written.act[k])
+        edges += [jnp.sum(e * g, -1) for e, g in zip(written.errors, of_writes)]
+        edges.append(jnp.sum(written.embeddings * of_embeddings, -1))
+        every = jnp.concatenate([e.astype(jnp.float32) for e in edges])
+        kept = min(_KEPT, len(every))
+        which = jnp.arange(kept) if kept == len(every) else jax.lax.top_k(jnp.abs(every), kept)[1]
+        return which, every[which], jnp.sum(every), jnp.sum(jnp.abs(every))
+
+    return jax.lax.map(of_target, jax.vmap(gradients)(*targets))
+
+
+def _linear(
+    asked: _Asked,
+    places: Places,
+    static: StaticPart,
+    arrays: list[Any],
+    records: Records,
+    written: list[jax.Array],
+    embeddings: jax.Array,
+) -> tuple[list[Any], Any]:
+    """What transcoders read, and the logits, as a function of what is written in place of MLPs and embeddings."""
+    f, args, kwargs, dictionaries = static.whole(arrays)
+    names = _writes(places)
+    seen = {(s.path, s.call): s for s in each_seen(records, stacked=True)}
+    new: dict[tuple[str, int], dict[tuple[int, ...], jax.Array]] = {}
+    for pattern, value in (*zip(names, written), (asked.embedded, embeddings)):
+        key, row = _place(records, pattern)
+        new.setdefault(key, {})[row] = value
+    supplied = {key: _with_rows(seen[key], rows) for key, rows in new.items()}
+    for node in each_seen(records):
+        if any(chooses(pattern, records[node.path]) for pattern in asked.frozen):
+            key = _place_of(node)[0]
+            supplied.setdefault(key, seen[key])
+    skips = _skips(places, dictionaries, records)
+    waiting: dict[tuple[str, int], Any] = {}  # what was read last, by skip transcoders
+
+    def rule(values: Sequence[Any], where: Where) -> Supplied | None:
+        key = where.path, where.call
+        if any(key == reads for reads, _ in skips.values()):
+            waiting[key] = values[0]
+        if key not in supplied:
+            return None
+        not_differentiated(where, _VERB)
+        put = recorded_here(supplied[key], where)
+        if key in skips:
+            reads, matrices = skips[key]
+            if reads not in waiting or _jax.has_ended(waiting[reads]):
+                raise ValueError(f"{_VERB}: {where.path!r} is computed before, or far from, what its transcoder reads")
+            _, steps = in_record(where, supplied[key])
+            row = tuple(steps[i] for i, axis in enumerate(supplied[key].axes) if axis.is_loop)
+            skipped = waiting[reads] @ _row_of(matrices, supplied[key], row).astype(waiting[reads].dtype)
+            put = Supplied([[put.arrays[0][0] + skipped], *put.arrays[1:]])
+        return put
+
+    program = put_by_rule(f, rule, paths=list({path for path, _ in supplied} | {r[0] for r, _ in skips.values()}),
+                          inside=asked.inside)  # fmt: skip
+    result, now = capture(program, *dict.fromkeys(_reads(places)), inside=asked.inside)(*args, **kwargs)
+    return _values(now, _reads(places)), asked.logits(result)
+
+
+def _skips(places: Places, dictionaries: Sequence[Dictionary], records: Records) -> dict[tuple[str, int], Any]:
+    """By what is replaced: what the skip transcoder there reads, and its matrices by row of the loops around."""
+    found: dict[tuple[str, int], Any] = {}
+    for (reads, writes), dictionary in zip(places, dictionaries):
+        if dictionary.kind == "skip_transcoder":
+            (key, row), (read_key, _) = _place(records, writes[0]), _place(records, reads)
+            found.setdefault(key, (read_key, {}))[1][row] = dictionary.skip[...]
+    return found
+
+
+def _row_of(matrices: Mapping[tuple[int, ...], Any], seen: Seen, row: tuple[Any, ...]) -> Any:
+    """The matrix for the iteration that runs; zeros where there is none."""
+    any_matrix = next(iter(matrices.values()))
+    stacked = jnp.stack([matrices.get(numbers, jnp.zeros_like(any_matrix)) for numbers in _rows(seen)])
+    return stacked.reshape(*_lengths(seen), *any_matrix.shape)[row]
+
+
+def _with_rows(seen: Seen, rows: Mapping[tuple[int, ...], jax.Array]) -> Seen:
+    """The record of a site with other values in some rows of the loops around it."""
+    whole = arrays_in(seen.value)[0]
+    own, flat = whole.shape[seen.loops :], whole.reshape(-1, *whole.shape[seen.loops :])
+    new = [rows[row].reshape(own) if row in rows else flat[i] for i, row in enumerate(_rows(seen))]
+    return dataclasses.replace(seen, value=jnp.stack(new).reshape(whole.shape).astype(whole.dtype))
+
+
+def _rows(seen: Seen) -> list[tuple[int, ...]]:
+    return list(itertools.product(*(axis.rows or () for axis in seen.axes if axis.is_loop)))
+
+
+def _lengths(seen: Seen) -> tuple[int, ...]:
+    return tuple(len(axis.rows or ()) for axis in seen.axes if axis.is_loop)
+
+
+def _reads(places: Places) -> list[Pattern]:
+    return [reads for reads, _ in places]
+
+
+def _writes(places: Places) -> list[Pattern]:
+    return list(dict.fromkeys(name for _, names in places for name in names))
+
+
+def _values(records: Records, patterns: Sequence[Pattern]) -> list[jax.Array]:
+    """The values at some sites: positions by width."""
+    found = []
+    for pattern in patterns:
+        node = _only(records, pattern)
+        value = arrays_in(node.value)[0]
+        if value.ndim < 2 or math.prod(value.shape[:-2]) != 1:
+            raise ValueError(
+                f"{_VERB}: {node.path!r} ({node.site.source}) has the shape {list(value.shape)}; a graph is of one "
+                "text, with values (1, length, width) or (length, width)"
+            )
+        found.append(value.reshape(value.shape[-2:]))
+    return found
+
+
+def _place(records: Records, pattern: Pattern) -> Place:
+    return _place_of(_only(records, pattern))
+
+
+def _place_of(node: Seen) -> Place:
+    if node.row is None:
+        return (node.path, node.call), ()
+    return (node.row.path, node.row.call), tuple(node.row.numbers)
+
+
+def _only(records: Records, pattern: Pattern) -> Seen:
+    """The one value that a pattern chooses."""
+    nodes = [s for s in each_seen(records) if not s.gradient and chooses(pattern, records[s.path])]
+    if len(nodes) != 1:
+        names = ", ".join(dict.fromkeys(node.path for node in nodes[:4]))
+        raise ValueError(f"{_VERB}: {pattern!r} must be one value, got {len(nodes)}: {names}")
+    node = nodes[0]
+    if node.count is not None or any(axis.is_loop for axis in node.axes):
+        raise CaptureError(in_unnamed_loop(_VERB, node))
+    return node
+
+
+def _encoder(dictionary: Dictionary) -> tuple[np.ndarray, np.ndarray]:
+    """The directions along which active features read, and their biases."""
+    matrix, bias = np.asarray(dictionary.encoder[...]), np.asarray(dictionary.encoder_bias[...])
+    return matrix * np.exp(np.asarray(dictionary.log_gain[...])) if dictionary.activation == "gated" else matrix, bias
+
+
+def _decoders(dictionary: Dictionary, count: int) -> list[jax.Array]:
+    """A matrix for each value that features write to."""
+    return jnp.split(dictionary.decoder[...], count, axis=1)
+
+
+def _decoder_biases(places: Places, dictionaries: Sequence[Dictionary]) -> list[Any]:
+    names = _writes(places)
+    total: list[Any] = [0.0] * len(names)
+    for (_, named), dictionary in zip(places, dictionaries):
+        for name, bias in zip(named, jnp.split(dictionary.decoder_bias[...], len(named))):
+            total[names.index(name)] += bias
+    return total
+
+
+# What runs on the host: which targets, and the graph.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sources:
+    """All that writes: active features by layer, padded to one number; then errors, then tokens.
+
+    Attributes:
+        position: Layers by features: where each is active.
+        index: Its number in the dictionary.
+        act: How active it is; 0 for padding.
+        counts: How many are active in each layer.
+        errors: How many values are replaced, each with an error at every position.
+        length: How many positions there are.
+    """
+
+    position: np.ndarray
+    index: np.ndarray
+    act: np.ndarray
+    counts: tuple[int, ...]
+    errors: int
+    length: int
+
+    @classmethod
+    def of(cls, acts: Sequence[np.ndarray], errors: int, length: int) -> _Sources:
+        """The sources of features by layer, positions by features."""
+        active = [np.nonzero(a) for a in acts]
+        counts = tuple(len(at) for at, _ in active)
+        size = 1 << (max([*counts, 1]) - 1).bit_length()  # few sizes, so that few programs are compiled
+        position, index = (np.zeros((len(acts), size), np.int32) for _ in range(2))
+        act = np.zeros((len(acts), size), np.float32)
+        for k, (at, which) in enumerate(active):
+            position[k, : len(at)], index[k, : len(at)], act[k, : len(at)] = at, which, acts[k][at, which]
+        return cls(position, index, act, counts, errors, length)
+
+    @property
+    def features(self) -> int:
+        """How many numbers features have, with padding."""
+        return self.act.size
+
+    def node(self, number: int) -> GraphNode:
+        """The node of a source."""
+        size = self.act.shape[1]
+        if number < self.features:
+            k, n = divmod(number, size)
+            return GraphNode("feature", k, int(self.position[k, n]), int(self.index[k, n]), float(self.act[k, n]))
+        layer, position = divmod(number - self.features, self.length)
+        if layer < self.errors:
+            return GraphNode("error", layer, position, -1, math.nan)
+        return GraphNode("token", -1, position, -1, math.nan)
+
+
+class _Target(NamedTuple):
+    """What edges lead to: a feature, or a logit, whose layer is the number of layers.
+
+    Attributes:
+        layer: The number of the transcoder.
+        position: The position.
+        number: The number of the feature, or the token.
+        source: Its number among the sources; -1 for a logit.
+        value: What the edges and the bias add up to.
+        share: For a logit, its probability.
+    """
+
+    layer: int
+    position: int
+    number: int
+    source: int
+    value: float
+    share: float = 0.0
+
+
+class _Row(NamedTuple):
+    """The edges into a target."""
+
+    which: np.ndarray
+    edges: np.ndarray
+    total: float
+    size: float
+
+
+def _probabilities(logits: np.ndarray) -> np.ndarray:
+    exps = np.exp(logits.astype(np.float64) - logits.max())
+    return exps / exps.sum()
+
+
+def _targets(sources: _Sources, logits: np.ndarray, choice: _Choice) -> list[_Target]:
+    """The logits."""
+    shares = _probabilities(logits)
+    if choice.tokens is None:
+        order = np.argsort(-shares, kind="stable")[: choice.max_logits]
+        enough = int(np.searchsorted(np.cumsum(shares[order]), 0.95)) + 1
+        tokens = [int(token) for token in order[:enough]]
+    else:
+        tokens = list(choice.tokens)
+        if not tokens or any(not 0 <= token < len(logits) for token in tokens):
+            raise ValueError(f"{_VERB}: tokens= are numbers from 0 to {len(logits) - 1}, got {tokens}")
+    mean = float(np.mean(logits.astype(np.float64)))
+    layers, last = len(sources.counts), sources.length - 1
+    return [_Target(layers, last, token, -1, float(logits[token]) - mean, float(shares[token])) for token in tokens]
+
+
+def _search(
+    sources: _Sources, logits: Sequence[_Target], rows: Callable[[Sequence[_Target]], list[_Row]], choice: _Choice
+) -> dict[_Target, _Row]:
+    """The edges into the logits, and into the features that have the most influence on them."""
+    found: dict[_Target, _Row] = {}
+    for start in range(0, len(logits), choice.batch):
+        part = logits[start : start + choice.batch]
+        found |= dict(zip(part, rows(part)))
+    every = [k * sources.act.shape[1] + n for k, count in enumerate(sources.counts) for n in range(count)]
+    waiting = np.zeros(sources.features, bool)
+    waiting[every] = True
+    most = min(choice.max_features, len(every))
+    features = 0
+    while features < most:
+        # Each time more rows are known, the influence of the others is known better.
+        strength = np.where(waiting, _influence(sources, found) if most < len(every) else 1.0, -1.0)
+        step = min(choice.batch, most - features)
+        numbers = np.argsort(-strength, kind="stable")[:step]
+        nodes = [sources.node(int(number)) for number in numbers]
+        part = [_Target(n.layer, n.position, n.index, int(i), n.value) for n, i in zip(nodes, numbers)]
+        found |= dict(zip(part, rows(part)))
+        waiting[numbers] = False
+        features += step
+    return found
+
+
+def _influence(sources: _Sources, rows: Mapping[_Target, _Row]) -> np.ndarray:
+    """How much of the logits goes through each feature, along the edges that are known."""
+    weight = np.zeros(sources.features)
+    known = sorted(rows, key=lambda target: -target.layer)
+    for target in known:  # later layers first: all that a target goes into has been visited
+        share = target.share if target.source < 0 else weight[target.source]
+        row = rows[target]
+        if share and row.size:
+            inside = row.which < sources.features
+            np.add.at(weight, row.which[inside], share * np.abs(row.edges[inside]) / row.size)
+    return weight
+
+
+def _check_sums(rows: Mapping[_Target, _Row], biases: Mapping[_Target, float], tolerance: float) -> None:
+    for target, row in rows.items():
+        total = float(row.total) + biases[target]
+        if not abs(total - target.value) <= tolerance * (float(row.size) + abs(biases[target]) + abs(target.value)):
+            name = "logit" if target.source < 0 else f"feature of transcoder {target.layer}"
+            raise ValueError(
+                f"{_VERB}: the edges into {name} {target.number} at position {target.position} and its bias add up to "
+                f"{total:.6g}, but its value is {target.value:.6g}: the program is not linear there. Hold more sites "
+                "constant with frozen= (attention weights, factors of norms), give every MLP a transcoder, and undo a "
+                "cap of the logits with logits="
+            )
+
+
+def _graph(
+    rows: Mapping[_Target, _Row], biases: Mapping[_Target, float], sources: _Sources, shares: np.ndarray
+) -> FeatureGraph:
+    targets = sorted(rows, key=lambda t: (t.layer, t.position, t.number))
+    numbers = [target.source for target in targets if target.source >= 0]
+    numbers += range(sources.features, sources.features + (sources.errors + 1) * sources.length)
+    columns = np.full(sources.features + (sources.errors + 1) * sources.length, -1)
+    columns[numbers] = np.arange(len(numbers))
+    matrix = np.zeros((len(targets), len(numbers)), np.float32)
+    left_out, sizes = np.zeros((2, len(targets)))
+    for i, target in enumerate(targets):
+        row = rows[target]
+        column = columns[row.which]
+        matrix[i, column[column >= 0]] = row.edges[column >= 0]
+        left_out[i] = float(row.total) - matrix[i].sum(dtype=np.float64)
+        sizes[i] = max(float(row.size) - np.abs(matrix[i]).sum(dtype=np.float64), 0)
+    nodes = [
+        sources.node(target.source)
+        if target.source >= 0
+        else GraphNode(
+            "logit", target.layer, target.position, target.number, target.value, float(shares[target.number])
+        )
+        for target in targets
+    ]
+    return FeatureGraph(
+        tuple(sources.node(number) for number in numbers),
+        tuple(nodes),
+        matrix,
+        np.array([biases[target] for target in targets]),
+        left_out,
+        sizes,
+        sum(sources.counts),
+    )
