@@ -305,3 +305,36 @@ def test_two_edits_and_captures_around_and_inside():
     )
     (grad, records) = edit(sonde.capture(jax.grad(f), grads=True), inner)(X)
     same((records["h"].value, records["h"].grad), (h, 3 * h**2 + X))
+
+
+def looped(x):
+    """A loop that JAX computes again for the derivative."""
+    start = lax.stop_gradient(x)
+    return x * lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, sow(jnp.sin(s[1]), "h")), (0, start))[1]
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
+def test_a_call_in_a_loop_that_is_computed_again(wrap):
+    twice = lambda f: lambda x: (f(x) + f(2 * x)).sum()
+    # Two programs: two calls of one function would share what JAX traced.
+    again = lambda x: (jax.checkpoint(looped)(x) + jax.checkpoint(lambda x: looped(2 * x))(x)).sum()
+    for call in (0, 1, None):
+        new = {"h": Edit(jnp.square, calls=call)}
+        expected = jax.grad(edit(twice(looped), new))(X)
+        same(edit(wrap(jax.grad(again)), new)(X), expected)
+        same(edit(wrap(lambda x: jax.value_and_grad(again)(x)[1]), new)(X), expected)
+    block = jax.checkpoint(looped)
+    shared = jax.grad(lambda x: block(block(x)).sum())
+    with pytest.raises(sonde.errors.EditError, match="of a function that is called several times; edit all calls"):
+        edit(wrap(shared), {"h": Edit(jnp.square, calls=0)})(X)
+    linear = lambda x: jax.linearize(lambda x: looped(x) + lax.fori_loop(0, x.size, lambda _, c: c * x, x), x)[1](x)
+    for call in (0, None):
+        new = {"h": Edit(jnp.square, calls=call)}
+        same(edit(wrap(linear), new)(X), linear_by_hand(X))
+
+
+def linear_by_hand(x):
+    h = jnp.sin(x) ** 2
+    for _ in range(2):
+        h = jnp.sin(h) ** 2
+    return x * h + 5 * x**5

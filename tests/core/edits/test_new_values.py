@@ -1,11 +1,13 @@
 """The arrays that an edit puts at a site, from a value, a function, a record, or some positions of one."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from tests.core.making import item_of, site_of
 
 import sonde
@@ -134,7 +136,7 @@ def test_a_record_says_where_its_branch_was_taken():
     ("extras", "call", "says"),
     [
         ({}, 1, "the record has 1 calls, but this is call 1"),
-        ({"count": np.int32(3)}, 0, "the record is of a while_loop"),
+        ({"count": np.int32(3)}, 0, "the record is of a while_loop in another one"),
         ({"taken": np.array([True, False])}, 0, "examples took different branches"),
     ],
 )
@@ -154,3 +156,48 @@ def test_examples_that_took_different_branches_get_back_what_each_had() -> None:
     np.testing.assert_array_equal(sonde.edit(f, records)(x), expected)
     others = sonde.edit(f, records)(jnp.abs(x) * 7)  # all take the branch now; the second has no value to get back
     np.testing.assert_array_equal(others, [[2.0, 4.0], [14.0, 28.0], [6.0, 8.0]])
+
+
+def counting(n, x):
+    return lax.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, sonde.sow(jnp.sin(s[1]), "h")), (0, x))[1]
+
+
+def times_ten(records):
+    return jax.tree.map(lambda x: x * 10 if x.dtype == jnp.float32 else x, records)
+
+
+def test_a_record_of_a_while_loop_has_a_part_for_each_iteration():
+    _, records = sonde.capture(functools.partial(counting, 3), last=5)(OLD)
+    other = times_ten(records)
+    rows = other["h"].value
+    for wrap in (lambda f: f, jax.jit, lambda f: lambda x: jax.vmap(f)(x[None])[0]):
+        np.testing.assert_allclose(sonde.edit(wrap(functools.partial(counting, 3)), other)(OLD), rows[2], rtol=1e-6)
+        np.testing.assert_allclose(sonde.edit(wrap(functools.partial(counting, 2)), other)(OLD), rows[1], rtol=1e-6)
+        # Iterations that the other run did not have keep what they compute.
+        longer = sonde.edit(wrap(functools.partial(counting, 5)), other)(OLD)
+        np.testing.assert_allclose(longer, jnp.sin(jnp.sin(rows[2])), rtol=1e-5)
+
+
+def test_a_record_of_a_while_loop_in_a_scan_and_under_vmap():
+    f = lambda x: lax.scan(lambda c, n: (counting(n, c), None), x, jnp.array([2, 0, 3]))[0]
+    _, records = sonde.capture(f, last=3)(OLD)
+    np.testing.assert_allclose(sonde.edit(f, times_ten(records))(OLD), 10 * records["h"].value[2, 2], rtol=1e-6)
+    mapped = jax.vmap(counting)
+    n = jnp.array([2, 4, 0])
+    _, records = sonde.capture(mapped, last=4)(n, OLD)
+    expected = [10 * records["h"].value[1, 0], 10 * records["h"].value[3, 1], OLD[2]]
+    np.testing.assert_allclose(sonde.edit(mapped, times_ten(records))(n, OLD), expected, rtol=1e-6)
+
+
+def test_a_record_that_lacks_iterations_is_refused():
+    f = functools.partial(counting, 3)
+    with pytest.raises(EditError, match=r"edit of 'h': .* that ran 3 times, .* the last iteration; .* last=3"):
+        sonde.edit(f, sonde.capture(f)(OLD)[1])
+    with pytest.raises(EditError, match="not known while the program is traced"):
+        jax.jit(lambda records: sonde.edit(f, records)(OLD))(sonde.capture(f, last=3)(OLD)[1])
+
+
+def test_a_while_loop_in_a_scan_has_not_its_length():
+    inner = lambda c: lax.while_loop(lambda s: s[0] < 5, lambda s: (s[0] + 1, sonde.sow(s[1] + 1, "h")), (0, c))[1]
+    f = lambda x: lax.scan(lambda c, _: (inner(c), None), x, length=3)[0]
+    assert sonde.edit(f, {"h": sonde.Edit(lambda h: h * 10, iterations=4)})(0.0) == 5550.0

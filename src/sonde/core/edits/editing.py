@@ -71,6 +71,8 @@ class Editing(Handler):
         self.plan = plan
         self.values = values
         self._hit: dict[Pattern | None, set[int]] = {}  # which calls were replaced; shared with all children
+        # Of sites that may run again in a recomputation: as which calls they ran first; shared with all children.
+        self._first_calls: dict[Supply, set[int]] = {}
         self._by_call = any(step.is_by_call for step in plan.steps)
         if not plan.has_rules:  # what a rule supplies may be of this run alone
             leaves, tree = jax.tree.flatten(values)
@@ -115,22 +117,29 @@ class Editing(Handler):
 
     def calls(self) -> Any:
         """How often each site ran, if an edit depends on that."""
-        return tuple(sorted(self.counts.items())) if self._by_call else None
+        if not self._by_call:
+            return None
+        first = frozenset((supply, frozenset(numbers)) for supply, numbers in self._first_calls.items())
+        return tuple(sorted(self.counts.items())), first
 
     def calls_since(self, calls: Any) -> Any:
-        """How often each site has run since then, and which calls were replaced so far."""
-        before = dict(calls or ())
-        more = {path: n - before.get(path, 0) for path, n in self.counts.items()} if self._by_call else {}
-        return more, {pattern: frozenset(numbers) for pattern, numbers in self._hit.items()} if self._by_call else {}
+        """How often each site has run since then, which calls were replaced so far, and as which calls sites ran."""
+        if not self._by_call:
+            return {}, {}, {}
+        before = dict(calls[0])
+        more = {path: n - before.get(path, 0) for path, n in self.counts.items()}
+        return more, _frozen(self._hit), _frozen(self._first_calls)
 
     def count_again(self, since: Any) -> None:
         """Counts what a program that was rewritten before has in it."""
-        more, replaced = since
+        more, replaced, first_calls = since
         for path, n in more.items():
             for _ in range(n):
                 self.counts.next(path)
         for pattern, numbers in replaced.items():
             self._hit.setdefault(pattern, set()).update(numbers)
+        for supply, numbers in first_calls.items():
+            self._first_calls.setdefault(supply, set()).update(numbers)
 
     def finish(self) -> None:
         """Raises an error for a pattern, or a call number, that matched nothing."""
@@ -170,21 +179,33 @@ class Editing(Handler):
         names = _jax.names_since(self._names_before)
         path, _ = starred(self.here(names) + site.path, self.named_loops)
         self._within_here = self._within(names)
-        call = -1 if supply.run == "again" else self.counts.next(path)
+        call = self._call(supply, path, site)
         where = self.where(site, path, view, call)
         chosen = self.chosen(site, path)
         answer: list[Any] = []
         for number in supply.numbers:
             step = self.plan.steps[number]
-            if supply.run == "again" and step.is_by_call:
-                raise EditError(
-                    f"edit of {path!r} ({site.line}): it depends on the call, but the site is in a while_loop that "
-                    "jax.checkpoint computes again; edit all calls, or leave out jax.checkpoint"
-                )
             is_chosen = step.pattern is None or step.pattern in chosen
             new = self._answer(supply, number, arrays, where) if is_chosen else None
             answer += Supply(self.plan, (number,)).nothing(arrays, view) if new is None else new
         return answer
+
+    def _call(self, supply: Supply, path: str, site: Site) -> int:
+        """The number of the call that asks; in a recomputation that of the call that is computed again."""
+        if not self._by_call:
+            return 0
+        if supply.first is None:
+            call = self.counts.next(path)
+            self._first_calls.setdefault(supply, set()).add(call)
+            return call
+        numbers = self._first_calls.get(supply.first, set())
+        if len(numbers) != 1:  # several calls of a function share one program: which of them it is cannot be told
+            raise EditError(
+                f"edit of {path!r} ({site.line}): it depends on the call, but the site is in a while_loop that is "
+                "computed again for a derivative, of a function that is called several times; edit all calls, or "
+                "leave out jax.checkpoint"
+            )
+        return min(numbers)
 
     def _answer(self, supply: Supply, number: int, arrays: list[Any], where: Where) -> list[Any] | None:
         """Whether a step that chooses the site applies in this iteration, and its arrays; None if it does not."""
@@ -247,6 +268,10 @@ class Editing(Handler):
                 f"{length}"
             )
         return jnp.isin(own[-1].index, jnp.asarray(sorted(iterations)))
+
+
+def _frozen(numbers: dict[Any, set[int]]) -> dict[Any, frozenset[int]]:
+    return {key: frozenset(those) for key, those in numbers.items()}
 
 
 def is_argument(leaf: Any) -> bool:

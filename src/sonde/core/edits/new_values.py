@@ -13,6 +13,7 @@ import numpy as np
 from sonde import _jax
 from sonde._array_text import describe
 from sonde.core.interpret.where import Loop, Where
+from sonde.core.marks.axes import room_for_axes
 from sonde.core.marks.site import Site
 from sonde.core.records.record import Record
 from sonde.errors import EditError
@@ -32,10 +33,7 @@ def recorded_arrays(record: Record, arrays: list[Any], where: Where) -> tuple[li
             f"{call}, counted from 0"
         )
     if record.counts[call] is not None:
-        raise EditError(
-            f"edit of {site.path!r} ({site.line}): the record is of a while_loop, of which it has only the last "
-            "iteration"
-        )
+        return _arrays_of_while(record, arrays, where)
     recorded_along = {axis.name for axis in record.axes[call] if axis.kind == "mesh"}
     mesh_axes = tuple((name, size) for name, size in where.mesh_axes if name in recorded_along)
     new = given_arrays(record.values[call], arrays, dataclasses.replace(where, mesh_axes=mesh_axes))
@@ -55,6 +53,57 @@ def recorded_arrays(record: Record, arrays: list[Any], where: Where) -> tuple[li
             f"edit of {site.path!r} ({site.line}): examples took different branches in the run that was recorded"
         )
     return new, jnp.reshape(taken, jnp.shape(taken) + (1,) * (len(axes) - jnp.ndim(taken)))
+
+
+def check_is_whole(record: Record, path: object) -> None:
+    """Raises an error if a record of a `while_loop` lacks iterations: what belongs there is not known."""
+    for count, axes in zip(record.counts, record.axes):
+        if count is None:
+            continue
+        kept = next((axis.size or 0 for axis in axes if axis.kind == "while"), 1)
+        if isinstance(count, _jax.Tracer):
+            raise EditError(
+                f"edit of {path!r}: the record is of a while_loop, and how many iterations it has is not known while "
+                "the program is traced; make the edit outside of the jitted function"
+            )
+        if np.max(count, initial=0) > kept:
+            raise EditError(
+                f"edit of {path!r}: the record is of a while_loop that ran {np.max(count)} times, of which it has only "
+                f"the last {'iteration' if kept == 1 else kept}; capture more of them, with last={np.max(count)}"
+            )
+
+
+def _arrays_of_while(record: Record, arrays: list[Any], where: Where) -> tuple[list[Any], Any]:
+    """The arrays of a record of a `while_loop`, which has all its iterations, and whether it ran this one."""
+    site, count = where.site, record.counts[where.call]
+    loop_axes = [axis for axis in record.axes[where.call] if axis.is_loop]
+    scans = [axis for axis in loop_axes if axis.kind == "scan"]
+    whiles = [loop for loop in where.loops if loop.length is None]
+    if (
+        len(whiles) != 1
+        or len(scans) != len(where.loops) - 1
+        or where.mesh_axes
+        or record.taken[where.call] is not None
+    ):
+        raise EditError(
+            f"edit of {site.path!r} ({site.line}): the record is of a while_loop in another one, in a branch or on a "
+            "mesh; edit what the inner loop returns"
+        )
+    values, counting = record.values[where.call], iter(scans)
+    keeps_rows = len(loop_axes) > len(scans)
+    for loop in where.loops:
+        if loop.length is not None:
+            values = jax.tree.map(loop.slice_of, values)
+            if next(counting).on_extra("count"):
+                count = loop.slice_of(count)
+        elif keeps_rows:
+            size = next(axis.size for axis in loop_axes if axis.kind == "while")
+            row = dataclasses.replace(loop, index=jnp.minimum(loop.index, (size or 1) - 1))
+            values = jax.tree.map(row.slice_of, values)
+    mapped = [axis.on_extra("count") for axis in record.axes[where.call] if not axis.is_loop]
+    has_run = room_for_axes(jnp.asarray(whiles[0].index < count), mapped)
+    new = given_arrays(values, arrays, dataclasses.replace(where, loops=(), named=()))
+    return new, has_run
 
 
 def given_arrays(new: Any, arrays: list[Any], where: Where) -> list[Any]:

@@ -292,6 +292,7 @@ class Supply:
             by number. They are raised if it is.
         run: `"once"`, or in a loop of which nothing can be saved for a recomputation: `"twice"`, and then `"again"` in
             the recomputation, which is not another call of the site.
+        first: What the site asked when it ran first, if this is the recomputation.
     """
 
     plan: EditPlan
@@ -299,10 +300,11 @@ class Supply:
     names: dict[int, RowsName] = dataclasses.field(default_factory=dict)
     failures: dict[int, Exception] = dataclasses.field(default_factory=dict)
     run: Literal["once", "twice", "again"] = "once"
+    first: Supply | None = None
 
     def again(self, params: dict[str, Any]) -> dict[str, Any] | None:
         """The parameters of the equation in a recomputation; None if the answer is saved for it."""
-        return {**params, "site": running(params["site"], "again")} if self.run == "twice" else None
+        return None if self.run == "once" else {**params, "site": running(params["site"], "again")}
 
     def types(self, arrays: Sequence[Any], view: View) -> list[Any]:
         """The types of the answer, given those of the site's arrays."""
@@ -335,8 +337,10 @@ class Supply:
 
 def running(site: Site, run: Literal["twice", "again"]) -> Site:
     """A site that asks an edit, with another `Supply.run`."""
-    new = site.at(site.path)
-    new.supply = dataclasses.replace(site.supply, run=run)
+    new, before = site.at(site.path), site.supply
+    if before.run == "again":  # whatever is computed again of a recomputation
+        return site
+    new.supply = dataclasses.replace(before, run=run, first=before if run == "again" else None)
     return new
 
 

@@ -111,6 +111,7 @@ class Handler:
         if steps and self.counts_iterations:
             new.loops_around = (*self.loops_around, Loop(steps[0], self._length))
         new.items, new._sites_here, new.met = [], set(), self.met.child()
+        new._length = None  # a `while_loop` inside has none
         new.prefix = self.prefix_here() if prefix is None else prefix
         new._names_before = _jax.count_open_names()
         new._base, new._next_offset = base, 1

@@ -13,6 +13,7 @@ from sonde import _jax
 from sonde._renames import with_old_attributes
 from sonde.core.edits.editing import Editing, Rule, StepValues, is_argument
 from sonde.core.edits.hoisting import hoist
+from sonde.core.edits.new_values import check_is_whole
 from sonde.core.edits.plan import REPLACED, EditPlan, Paths, Put, Step
 from sonde.core.marks.path import Pattern, check_pattern
 from sonde.core.modules.call_stack import ModuleRequest
@@ -268,7 +269,8 @@ def _plan_of(edits: Mapping[Pattern, Edit]) -> tuple[EditPlan, tuple[StepValues,
         if new is KEEP:
             kind, new = "keep", None
         elif isinstance(new, Record):
-            kind, absent = "record", any(taken is not None for taken in new.taken)
+            check_is_whole(new, pattern)
+            kind, absent = "record", any(flag is not None for flag in (*new.taken, *new.counts))
         elif callable(new):
             kind = "function"
             function, arrays = hoist(new)

@@ -221,8 +221,10 @@ class _NoSites(Rebinding):
                 "while_loop that jax.checkpoint computes again; edit the result of the function, or leave out "
                 "jax.checkpoint"
             )
-        if view.role == "supply" or (self.sites is not None and site not in self.sites):
+        if self.sites is not None and site not in self.sites:
             return site_p.bind(*args, site=site, view=view)
+        if view.role == "supply":
+            return site_p.bind(*args, site=running(site, "again"), view=view)
         values = [] if view.role == "look" else operands_of(args, site, view).arrays
         return [*values, np.zeros((), TOKEN)] if view.gives_token(site) else values
 
