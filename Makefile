@@ -97,7 +97,7 @@ test-flax: setup  ## Flax's own tests of nnx and Linen, with Flax and with Sonde
 test-flax-packages: setup  ## Packages written on Flax, with Flax and with Sonde: numpyro, ott, brax, qwix, transformers, ...
 	rm -rf .venv-flax-packages && $(PYTHON) -m venv .venv-flax-packages
 	.venv-flax-packages/bin/python -m pip install --quiet -e '.[cli]' flax optax brax 'diffusers<0.36' jraph numpyro \
-	  'ott-jax[neural]' qwix 'transformers<5'
+	  'ott-jax[neural]' netket google-tunix qwix 'transformers<5'
 	.venv-flax-packages/bin/sonde check-move -- .venv-flax-packages/bin/python tests/flax/packages/others.py
 	.venv-flax-packages/bin/sonde check-move -- .venv-flax-packages/bin/python tests/flax/packages/transformers_families.py
 

@@ -129,6 +129,103 @@ def qwix_quantized() -> list[float]:
     return [total(variables), total(linen.apply(variables, X)), total(quantized(X)), total(grads)]
 
 
+def qwix_trained() -> list[float]:
+    import qwix
+
+    from flax import nnx
+
+    sizes: list[float] = []
+    rules = [qwix.QuantizationRule(module_path=".*", weight_qtype=jnp.int8, act_qtype=jnp.int8)]
+    lora = [qwix.LoraRule(module_path=".*", rank=2, alpha=1.0)]
+    for provider in (qwix.QtProvider(rules), qwix.LoraProvider(lora)):
+        model = nnx.Sequential(nnx.Linear(4, 8, rngs=nnx.Rngs(0)), nnx.relu, nnx.Linear(8, 4, rngs=nnx.Rngs(1)))
+        wrapper = qwix.quantize_model if isinstance(provider, qwix.QtProvider) else qwix.apply_lora_to_model
+        model = wrapper(model, provider, X, rngs=nnx.Rngs(2))
+        wrt = nnx.LoRAParam if isinstance(provider, qwix.LoraProvider) else nnx.Param
+        optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=wrt)
+
+        @nnx.jit
+        def step(model: Any, optimizer: Any, wrt: Any = wrt) -> Any:
+            loss, grads = nnx.value_and_grad(lambda m: (m(X) ** 2).mean(), argnums=nnx.DiffState(0, wrt))(model)
+            optimizer.update(model, grads)
+            return loss
+
+        sizes += [total(step(model, optimizer)) for _ in range(3)]
+        sizes.append(total(nnx.state(model, wrt)))
+    return sizes
+
+
+def tunix_trainer() -> list[float]:
+    import qwix
+    from tunix.models.qwen2 import model as qwen
+    from tunix.sft import peft_trainer, utils
+
+    from flax import nnx
+
+    config = qwen.ModelConfig(
+        num_layers=2, vocab_size=32, embed_dim=16, hidden_dim=32, num_heads=4, head_dim=4, num_kv_heads=2,
+        rope_theta=10_000, norm_eps=1e-6, use_tied_embedding=True,
+    )  # fmt: skip
+    tokens = jnp.arange(12).reshape(2, 6) % 32
+    positions = jnp.broadcast_to(jnp.arange(6), (2, 6))
+    causal = jnp.broadcast_to(jnp.tril(jnp.ones((6, 6), bool)), (2, 6, 6))
+    sizes: list[float] = []
+    for with_lora in (False, True):
+        model: Any = qwen.Qwen2(config, rngs=nnx.Rngs(0))
+        if with_lora:
+            provider = qwix.LoraProvider(module_path=".*q_proj|.*gate_proj", rank=2, alpha=2.0)
+            inputs = model.get_model_input()
+            model = qwix.apply_lora_to_model(model, provider, **inputs, rngs=nnx.Rngs(1))
+        sizes.append(total(model(tokens, positions, None, causal)[0]))
+        trainer = peft_trainer.PeftTrainer(
+            model, optax.adamw(0.01), peft_trainer.TrainingConfig(eval_every_n_steps=10, max_steps=3)
+        ).with_gen_model_input_fn(
+            lambda x: {
+                "input_tokens": x.input_tokens,
+                "input_mask": x.input_mask,
+                "positions": utils.build_positions_from_mask(x.input_mask),
+                "attention_mask": utils.make_causal_attn_mask(x.input_mask),
+            }
+        )
+        batch = peft_trainer.TrainingInput(input_tokens=tokens, input_mask=jnp.ones((2, 6), bool))
+        trainer.train([batch] * 3)
+        sizes += [total(model(tokens, positions, None, causal)[0]), total(nnx.state(model))]
+    return sizes
+
+
+def netket_states() -> list[float]:
+    import netket as nk
+
+    from flax import nnx
+
+    class Jastrow(nnx.Module):
+        def __init__(self, rngs: Any):
+            self.hidden = nnx.Linear(6, 8, rngs=rngs)
+            self.out = nnx.Linear(8, 1, rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            return self.out(nnx.gelu(self.hidden(x)))[..., 0]
+
+    space = nk.hilbert.Spin(0.5, 6)
+    energy = nk.operator.IsingJax(space, nk.graph.Chain(6), h=1.0)
+    sizes: list[float] = []
+    for model in (
+        nk.models.RBM(alpha=1),
+        nk.models.Jastrow(),
+        nk.models.ARNNDense(space, layers=2, features=4),
+        Jastrow(nnx.Rngs(0)),
+    ):
+        is_autoregressive = isinstance(model, nk.models.ARNNDense)
+        sampler = (
+            nk.sampler.ARDirectSampler(space) if is_autoregressive else nk.sampler.MetropolisLocal(space, n_chains=4)
+        )
+        state = nk.vqs.MCState(sampler, model, n_samples=32, seed=1, sampler_seed=2)
+        driver = nk.driver.VMC(energy, nk.optimizer.Sgd(0.05), variational_state=state)
+        driver.run(2, out=nk.logging.RuntimeLog(), show_progress=False)
+        sizes += [total(state.parameters), total(jnp.asarray(state.expect(energy).mean).real)]
+    return sizes
+
+
 def diffusers_unet() -> list[float]:
     from diffusers import FlaxUNet2DConditionModel
 
@@ -166,6 +263,9 @@ PROGRAMS = [
     brax_networks,
     jraph_network,
     qwix_quantized,
+    qwix_trained,
+    tunix_trainer,
+    netket_states,
     diffusers_unet,
     diffusers_vae,
 ]
