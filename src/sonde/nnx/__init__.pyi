@@ -57,11 +57,11 @@ from sonde.nnx.modules.pytree import Object as Object
 from sonde.nnx.modules.pytree import Pytree as Pytree
 from sonde.nnx.modules.pytree import check_pytree as check_pytree
 from sonde.nnx.modules.pytree import dataclass as dataclass
-from sonde.nnx.modules.rendering import display as display
 from sonde.nnx.modules.tabulate import tabulate as tabulate
 from sonde.nnx.modules.views import view as view
 from sonde.nnx.modules.views import view_info as view_info
 from sonde.nnx.modules.views import with_attributes as with_attributes
+from sonde.nnx.rendering import display as display
 from sonde.nnx.rng.key_tools import backup_keys as backup_keys
 from sonde.nnx.rng.key_tools import fork_rngs as fork_rngs
 from sonde.nnx.rng.key_tools import reseed as reseed
@@ -84,9 +84,6 @@ from sonde.nnx.states.filters import PathContains as PathContains
 from sonde.nnx.states.filters import PathIn as PathIn
 from sonde.nnx.states.filters import WithTag as WithTag
 from sonde.nnx.states.filters import to_predicate as to_predicate
-from sonde.nnx.states.pure_dict import replace_by_pure_dict as replace_by_pure_dict
-from sonde.nnx.states.pure_dict import restore_int_paths as restore_int_paths
-from sonde.nnx.states.pure_dict import to_pure_dict as to_pure_dict
 from sonde.nnx.states.state import FlatState as FlatState
 from sonde.nnx.states.state import State as State
 from sonde.nnx.states.state import diff as diff
@@ -94,8 +91,11 @@ from sonde.nnx.states.state import filter_state as filter_state
 from sonde.nnx.states.state import from_flat_state as from_flat_state
 from sonde.nnx.states.state import map_state as map_state
 from sonde.nnx.states.state import merge_state as merge_state
+from sonde.nnx.states.state import replace_by_pure_dict as replace_by_pure_dict
+from sonde.nnx.states.state import restore_int_paths as restore_int_paths
 from sonde.nnx.states.state import split_state as split_state
 from sonde.nnx.states.state import to_flat_state as to_flat_state
+from sonde.nnx.states.state import to_pure_dict as to_pure_dict
 from sonde.nnx.structure.contexts import MergeContext as MergeContext
 from sonde.nnx.structure.contexts import SplitContext as SplitContext
 from sonde.nnx.structure.contexts import UpdateContext as UpdateContext

@@ -14,7 +14,7 @@ from sonde.nnx.checkpoints.fitting import match
 from sonde.nnx.checkpoints.placement import like
 from sonde.nnx.states import traversals
 from sonde.nnx.states.filters import Filter
-from sonde.nnx.states.pure_dict import restore_int_paths
+from sonde.nnx.states.state import restore_int_paths
 from sonde.nnx.structure import split_merge
 from sonde.nnx.structure.update import update
 from sonde.nnx.variable.sharding import as_abstract

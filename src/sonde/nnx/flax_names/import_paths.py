@@ -66,7 +66,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "reprlib": ("modules.representable",),
     "rnglib": ("rng.rngs", "rng.key_tools"),
     "spmd": ("variable.sharding", "variable.eager_sharding"),
-    "statelib": ("states.state", "states.pure_dict", "flax_names.helper_names"),
+    "statelib": ("states.state", "flax_names.helper_names"),
     "summary": ("modules.tabulate",),
     "tracers": ("structure.trace_states",),
     "transforms": (),
@@ -95,6 +95,6 @@ PATHS: dict[str, tuple[str, ...]] = {
         "variable.defaults",
         "variable.type_names",
     ),
-    "visualization": ("modules.rendering",),
+    "visualization": ("rendering",),
     "wrappers": ("sonde.flax.bridge",),
 }

@@ -16,6 +16,7 @@ from sonde.nnx.modules import pytree
 from sonde.nnx.modules.attribute_status import marked_value
 from sonde.nnx.modules.module import Module
 from sonde.nnx.modules.pytree import attributes
+from sonde.nnx.rendering import Writer
 from sonde.nnx.structure.epoch import EPOCH, next_number
 from sonde.nnx.structure.layout import EMPTY, Layout, layout_of
 
@@ -136,6 +137,13 @@ class List(Module, MutableSequence[A], Generic[A]):
     __hash__ = Module.__hash__
 
     # The items come before the attributes that may have been set on a List.
+
+    def _nnx_entries(self, writer: Writer, depth: int, note: str) -> str:
+        entries = [writer.write(v, depth + 1) for v in self]
+        return f"{type(self).__name__}({writer.lines('[', entries, ']', depth, note)})"
+
+    def _nnx_attributes(self) -> Mapping[str, object]:
+        return {**attributes(self), "items": list(self)}
 
     def _structure(self) -> tuple[Layout, tuple[Any, ...], tuple[Any, ...]]:
         attributes, data, static = super()._structure()

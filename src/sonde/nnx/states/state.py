@@ -4,6 +4,9 @@ A `State` is what `nnx.state` and `nnx.split` return: the leaves of a model with
 nested dicts; an inner mapping is handed out as a State that shares its dict, so writing through it writes to the outer
 one. A `FlatState` is the same as a sorted sequence of (path, leaf).
 
+The pure dict of a State is the form that checkpoints are written in: nested dicts of arrays. Formats such as msgpack
+turn integer keys into strings; `restore_int_paths` turns them back, and `replace_by_pure_dict` accepts both.
+
 Sharp edge: a State holds the model's own Variables, not copies. Changing a Variable of a State changes the model.
 """
 
@@ -14,9 +17,11 @@ from typing import Any, Generic, TypeVar, overload
 
 import jax
 
+from sonde.nnx.rendering import Rendered, Writer
 from sonde.nnx.states import traversals
 from sonde.nnx.states.filters import Filter, PathParts, filters_to_predicates
 from sonde.nnx.structure import epoch
+from sonde.nnx.variable.variable import Variable
 
 V = TypeVar("V")
 K = TypeVar("K")
@@ -24,7 +29,7 @@ _FlattenedIndexKey = jax.tree_util.FlattenedIndexKey
 _DictKey = jax.tree_util.DictKey
 
 
-class FlatState(Sequence[tuple[PathParts, V]], Generic[V]):
+class FlatState(Rendered, Sequence[tuple[PathParts, V]], Generic[V]):
     """The leaves of a State with their paths, as a sequence of pairs.
 
     Args:
@@ -102,10 +107,12 @@ class FlatState(Sequence[tuple[PathParts, V]], Generic[V]):
         """All pairs of several flat states, sorted."""
         return FlatState([pair for state in (flat_state, *flat_states) for pair in state], sort=True)
 
-    def __repr__(self) -> str:
-        from sonde.nnx.modules import rendering
+    def _nnx_text(self, writer: Writer, depth: int) -> str:
+        entries = [f"({path!r}, {writer.write(leaf, depth + 1)})" for path, leaf in self]
+        return f"FlatState({writer.lines('[', entries, ']', depth)})"
 
-        return rendering.text(self)
+    def _nnx_attributes(self) -> Mapping[str, object]:
+        return {"items": list(self)}
 
 
 jax.tree_util.register_pytree_with_keys(
@@ -116,7 +123,7 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
-class State(MutableMapping[K, V]):
+class State(Rendered, MutableMapping[K, V]):
     """A nested mapping from names and indices to Variables and arrays.
 
     Args:
@@ -218,25 +225,25 @@ class State(MutableMapping[K, V]):
 
     def to_pure_dict(self, extract_fn: Callable[[Any], Any] | None = None) -> dict[Any, Any]:
         """The same as `to_pure_dict`."""
-        from sonde.nnx.states import pure_dict
-
-        return pure_dict.to_pure_dict(self, extract_fn)
+        return to_pure_dict(self, extract_fn)
 
     def replace_by_pure_dict(self, pure_dict: Mapping[Any, Any], replace_fn: Callable[..., Any] | None = None) -> None:
         """The same as `replace_by_pure_dict`."""
-        from sonde.nnx.states import pure_dict as module
+        replace_by_pure_dict(self, pure_dict, replace_fn)
 
-        module.replace_by_pure_dict(self, pure_dict, replace_fn)
+    def _nnx_text(self, writer: Writer, depth: int) -> str:
+        return f"State({_nested_text(self._mapping, writer, depth)})"
 
-    def __repr__(self) -> str:
-        from sonde.nnx.modules import rendering
+    def _nnx_attributes(self) -> Mapping[str, object]:
+        return self._mapping
 
-        return rendering.text(self)
 
-    def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
-        from sonde.nnx.modules import rendering
-
-        return rendering.treescope_of(self, path, subtree_renderer)
+def _nested_text(mapping: Mapping[Any, Any], writer: Writer, depth: int) -> str:
+    entries = [
+        f"{k!r}: {_nested_text(v, writer, depth + 1) if type(v) is dict else writer.write(v, depth + 1)}"
+        for k, v in mapping.items()
+    ]
+    return writer.lines("{", entries, "}", depth)
 
 
 def _flatten(state: State[Any, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -405,3 +412,67 @@ def map_state(f: Callable[[PathParts, Any], Any], state: Mapping[Any, Any]) -> A
 
 def _like(state: Mapping[Any, Any]) -> Callable[[Any], Any]:
     return type(state) if not isinstance(state, (State, FlatState)) else State
+
+
+def _value_of(leaf: Any) -> Any:
+    return leaf.get_value() if isinstance(leaf, Variable) else leaf
+
+
+def to_pure_dict(state: Mapping[Any, Any], extract_fn: Callable[[Any], Any] | None = None) -> dict[Any, Any]:
+    """Nested dicts with the values of a state.
+
+    Args:
+        state: the state.
+        extract_fn: what to store for a leaf; the value of a Variable by default.
+
+    Example:
+        >>> from sonde import nnx
+        >>> nnx.to_pure_dict(nnx.State({"layer": {"w": nnx.Param(1.0)}}))
+        {'layer': {'w': 1.0}}
+    """
+    extract = extract_fn or _value_of
+    return traversals.unflatten_mapping((path, extract(leaf)) for path, leaf in to_flat_state(state))
+
+
+def restore_int_paths(pure_dict: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Nested dicts with keys such as "0" turned into integers."""
+    return {
+        int(key) if isinstance(key, str) and key.isdigit() else key: restore_int_paths(value)
+        if isinstance(value, Mapping)
+        else value
+        for key, value in pure_dict.items()
+    }
+
+
+def _replaced(leaf: Any, value: Any) -> Any:
+    return leaf.replace(value) if isinstance(leaf, Variable) else value
+
+
+def replace_by_pure_dict(
+    state: State[Any, Any], pure_dict: Mapping[Any, Any], replace_fn: Callable[[Any, Any], Any] | None = None
+) -> None:
+    """Puts the values of nested dicts into a state, in place; other leaves stay.
+
+    Args:
+        state: the state to change.
+        pure_dict: nested dicts, as `to_pure_dict` makes them.
+        replace_fn: makes the new leaf from the old one and the value.
+
+    Raises:
+        ValueError: the dicts have a path that the state does not. Nothing is changed then.
+    """
+    replace = replace_fn or _replaced
+    known = {tuple(map(str, path)): (path, leaf) for path, leaf in to_flat_state(state)}
+    replacements = []
+    for path, value in traversals.flatten_mapping(pure_dict).items():
+        if tuple(map(str, path)) not in known:
+            raise ValueError(
+                f"the state has no leaf at {'/'.join(map(str, path))}, which pure_dict has. It has {len(known)} "
+                f"leaves, such as {', '.join('/'.join(p) for p in list(known)[:5])}."
+            )
+        replacements.append((*known[tuple(map(str, path))], value))
+    for path, leaf, value in replacements:
+        node: Any = state
+        for key in path[:-1]:
+            node = node[key]
+        node[path[-1]] = replace(leaf, value)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import jax
 
 from sonde.core import ModuleKind, Origin, register_modules
+from sonde.nnx.rendering import Rendered, Writer
 from sonde.nnx.states import traversals
 from sonde.nnx.states.state import FlatState, State, merge_state
 from sonde.nnx.structure.definitions import count_leaves, has_references
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 
 
-class GraphDef(Generic[A]):
+class GraphDef(Rendered, Generic[A]):
     """The structure of a model without its arrays: hashable, comparable, a pytree without leaves.
 
     Attributes:
@@ -75,15 +76,12 @@ class GraphDef(Generic[A]):
 
         return call((self, merge_state(state, *states)))
 
-    def __repr__(self) -> str:
-        from sonde.nnx.modules import rendering
+    def _nnx_text(self, writer: Writer, depth: int) -> str:
+        del writer, depth
+        return f"GraphDef({getattr(self.type, '__name__', None)}, num_leaves={self.num_leaves})"
 
-        return rendering.text(self)
-
-    def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
-        from sonde.nnx.modules import rendering
-
-        return rendering.treescope_of(self, path, subtree_renderer)
+    def _nnx_attributes(self) -> Mapping[str, object]:
+        return {"type": self.type, "num_leaves": self.num_leaves}
 
 
 def _hash_of(definition: Any) -> int:

@@ -26,8 +26,10 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 import jax
 import numpy as np
 
+from sonde._array_text import human_size, size_and_bytes
 from sonde._jax import is_outermost, trace_level
 from sonde.errors import TraceContextError
+from sonde.nnx.rendering import Rendered, Writer
 from sonde.nnx.structure import epoch
 from sonde.nnx.variable import eager_sharding
 from sonde.nnx.variable.array_like import ArrayLike
@@ -42,7 +44,7 @@ _SLOTS = ("_cell", "_level", "_metadata")
 _value_key = jax.tree_util.GetAttrKey("value")
 
 
-class Variable(ArrayLike, Generic[A]):
+class Variable(ArrayLike, Rendered, Generic[A]):
     """A box that holds an array (or any pytree) together with metadata.
 
     Subclass it to make your own type; filters select Variables by type.
@@ -394,15 +396,16 @@ class Variable(ArrayLike, Generic[A]):
 
     # --------------------------------------------------------------------------------------------- display
 
-    def __repr__(self) -> str:
-        from sonde.nnx.modules import rendering
+    def _nnx_text(self, writer: Writer, depth: int) -> str:
+        held = self.get_raw_value()
+        size, n_bytes = size_and_bytes(held)
+        note = f" # {size:,} ({human_size(n_bytes)})" if size else ""
+        entries = [f"value={writer.write(held, depth + 1)}"]
+        entries += [f"{k}={v!r}" for k, v in self._metadata.items() if k not in REQUIRED]
+        return writer.lines(f"{type(self).__name__}(", entries, ")", depth, note)
 
-        return rendering.text(self)
-
-    def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
-        from sonde.nnx.modules import rendering
-
-        return rendering.treescope_of(self, path, subtree_renderer)
+    def _nnx_attributes(self) -> Mapping[str, object]:
+        return {"value": self.get_raw_value(), **self.get_metadata(exclude_required=True)}
 
 
 _set_cell = cast(Callable[[Any, Any], None], Variable.__dict__["_cell"].__set__)
