@@ -98,7 +98,7 @@ EXPECTED: list[tuple[str, str, tuple[str, ...] | None, str]] = [
     (
         "_src.dtypes",
         "register_canonicalize_value_handler",
-        ("typ", "handler"),
+        None,
         "takes arguments of a class as they are",
     ),
     ("_src.interpreters.pxla", "shard_arg_handlers", None, "hands arguments of a class to a program"),

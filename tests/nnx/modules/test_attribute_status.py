@@ -111,3 +111,34 @@ def test_fields_that_say_static_as_jax_does(same):
         return jax.tree.leaves(Box(a=10, b="x"))
 
     same(use)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        lambda nnx: [nnx.data(1), nnx.static(2)],
+        lambda nnx: nnx.data([nnx.data(1)]),
+        lambda nnx: nnx.static({"a": (1, nnx.static(2))}),
+        lambda nnx: nnx.List([[nnx.data(1)]]),
+        lambda nnx: nnx.List([nnx.data(1), nnx.static(2)]),
+        lambda nnx: [1, "a", None, jax.nn.relu],
+    ],
+)
+def test_marks_inside_of_plain_containers_are_refused(same, value):
+    def use(nnx):
+        class Node(nnx.Module):
+            def __init__(self):
+                self.a = value(nnx)
+
+        return leaves(Node())
+
+    same(use)
+
+
+def test_the_error_for_a_mark_inside_of_a_container_names_the_attribute():
+    class Node(nnx.Module):
+        def __init__(self):
+            self.layers = [nnx.static(2)]
+
+    with pytest.raises(ValueError, match=r"marked with nnx.static is inside of the list .* attribute 'layers' of Node"):
+        Node()

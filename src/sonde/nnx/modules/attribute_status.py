@@ -1,7 +1,7 @@
 """How to say whether an attribute of a Pytree is data (a child of the pytree) or static (part of its structure).
 
 `nnx.data(x)` and `nnx.static(x)` mark a value on assignment or a field of a dataclass; `nnx.Data[T]` and
-`nnx.Static[T]` are annotations. Without them, `kinds.is_data` decides.
+`nnx.Static[T]` are annotations. Without them, `value_kinds.is_data` decides.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import dataclasses
 import inspect
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
-from sonde.nnx.structure.value_kinds import is_data
+import jax
+
+from sonde.nnx.structure.value_kinds import CONTAINER, is_data, kind_of
 
 T = TypeVar("T")
 _MISSING: Any = object()
@@ -64,6 +66,23 @@ def marked_value(value: Any) -> tuple[Any, bool | None]:
     if isinstance(value, dataclasses.Field) and _DATA in value.metadata and "value" in value.metadata:
         return value.metadata["value"], value.metadata[_DATA]
     return value, None
+
+
+def check_no_marks_inside(node: object, name: str | int, value: object) -> None:
+    """Checks that a container which is assigned to an attribute holds no value marked by `data` or `static`.
+
+    Raises:
+        ValueError: it does; the mark would have no effect.
+    """
+    if kind_of(value) != CONTAINER or not value:
+        return
+    for leaf in jax.tree.leaves(value, is_leaf=is_data):
+        if (mark := marked_value(leaf)[1]) is not None:
+            raise ValueError(
+                f"A value marked with nnx.{'data' if mark else 'static'} is inside of the {type(value).__name__} that "
+                f"was assigned to the attribute '{name}' of {type(node).__name__}. Mark the attribute itself, or use "
+                "nnx.List(...) or nnx.Dict(...), whose items may be marked."
+            )
 
 
 def declared_in(cls: type) -> dict[str, bool]:

@@ -30,7 +30,14 @@ from sonde._jax import trace_level
 from sonde.core import SESSIONS, Origin, origin_for_copies
 from sonde.errors import TraceContextError
 from sonde.flax.flags import flag
-from sonde.nnx.modules.attribute_status import data, declared_in, marked_value, static, static_holds_data
+from sonde.nnx.modules.attribute_status import (
+    check_no_marks_inside,
+    data,
+    declared_in,
+    marked_value,
+    static,
+    static_holds_data,
+)
 from sonde.nnx.rendering import Rendered, Writer
 from sonde.nnx.structure.epoch import EPOCH, expose, next_number
 from sonde.nnx.structure.layout import EMPTY, Layout, layout_of
@@ -234,10 +241,12 @@ class Pytree(_Slotted, Rendered, metaclass=PytreeMeta):
         """The status that an attribute gets when `value` is assigned.
 
         Raises:
-            ValueError: the value holds data and the attribute is static.
+            ValueError: the value holds data and the attribute is static; or `nnx.data` or `nnx.static` marks what is
+                inside of the value.
         """
         if not self._is_pytree:  # the walk looks into every attribute
             return True if explicit is None else explicit
+        check_no_marks_inside(self, name, value)
         new = status if explicit is None else explicit
         if new is None:
             new = self._declared.get(name)
