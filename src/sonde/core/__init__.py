@@ -79,6 +79,7 @@ from sonde.core.records.collections import ByPath, Rows
 from sonde.core.records.display import in_notebook
 from sonde.core.records.gradient_pairing import Call, calls_of
 from sonde.core.records.layout import ArraysSpec, CallSpec, RecordLayout
+from sonde.core.records.layout_json import layout_from_json, layout_to_json
 from sonde.core.records.loop_rows import CallRow
 from sonde.core.records.partial_records import attach_records, partial_records
 from sonde.core.records.record import Record, Records
@@ -198,6 +199,8 @@ __all__ = [
     "is_part_of_caller",
     "kept_with",
     "kind_of_class",
+    "layout_from_json",
+    "layout_to_json",
     "make_records",
     "mark",
     "mark_arguments",

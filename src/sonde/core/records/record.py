@@ -7,10 +7,12 @@ more than its arrays; `Record` objects are made on demand.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 
@@ -410,3 +412,27 @@ class AsStored(Records):
         stored = cls.of_layout(layout, [arrays[i] for i in numbers])
         stored._numbers = numbers
         return stored
+
+
+def _exported(layout: Any) -> bytes:
+    from sonde.core.records.layout_json import layout_to_json
+
+    return json.dumps(layout_to_json(layout)).encode()
+
+
+def _imported(said: bytes) -> Any:
+    from sonde.core.records.layout_json import layout_from_json
+
+    return layout_from_json(json.loads(bytes(said)))
+
+
+# A function that returns records can leave the process, by `jax.export`.
+jax.export.register_pytree_node_serialization(
+    Records, serialized_name="sonde.Records", serialize_auxdata=_exported, deserialize_auxdata=_imported
+)
+jax.export.register_pytree_node_serialization(
+    Record,
+    serialized_name="sonde.Record",
+    serialize_auxdata=lambda part: _exported([part]),
+    deserialize_auxdata=lambda said: _imported(said)[0],
+)
