@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, ParamSpec
@@ -333,7 +332,7 @@ def _linear(
     supplied = {key: _with_rows(seen[key], rows) for key, rows in new.items()}
     for node in each_seen(records):
         if any(chooses(pattern, records[node.path]) for pattern in asked.frozen):
-            key = _place_of(node)[0]
+            key = node.place[0]
             supplied.setdefault(key, seen[key])
     skips = _skips(places, dictionaries, records)
     waiting: dict[tuple[str, int], Any] = {}  # what was read last, by skip transcoders
@@ -375,7 +374,7 @@ def _skips(places: Places, dictionaries: Sequence[Dictionary], records: Records)
 def _row_of(matrices: Mapping[tuple[int, ...], Any], seen: Seen, row: tuple[Any, ...]) -> Any:
     """The matrix for the iteration that runs; zeros where there is none."""
     any_matrix = next(iter(matrices.values()))
-    stacked = jnp.stack([matrices.get(numbers, jnp.zeros_like(any_matrix)) for numbers in _rows(seen)])
+    stacked = jnp.stack([matrices.get(numbers, jnp.zeros_like(any_matrix)) for numbers in seen.row_numbers])
     return stacked.reshape(*_lengths(seen), *any_matrix.shape)[row]
 
 
@@ -383,12 +382,8 @@ def _with_rows(seen: Seen, rows: Mapping[tuple[int, ...], jax.Array]) -> Seen:
     """The record of a site with other values in some rows of the loops around it."""
     whole = arrays_in(seen.value)[0]
     own, flat = whole.shape[seen.loops :], whole.reshape(-1, *whole.shape[seen.loops :])
-    new = [rows[row].reshape(own) if row in rows else flat[i] for i, row in enumerate(_rows(seen))]
+    new = [rows[row].reshape(own) if row in rows else flat[i] for i, row in enumerate(seen.row_numbers)]
     return dataclasses.replace(seen, value=jnp.stack(new).reshape(whole.shape).astype(whole.dtype))
-
-
-def _rows(seen: Seen) -> list[tuple[int, ...]]:
-    return list(itertools.product(*(axis.rows or () for axis in seen.axes if axis.is_loop)))
 
 
 def _lengths(seen: Seen) -> tuple[int, ...]:
@@ -419,13 +414,7 @@ def _values(records: Records, patterns: Sequence[Pattern]) -> list[jax.Array]:
 
 
 def _place(records: Records, pattern: Pattern) -> Place:
-    return _place_of(_only(records, pattern))
-
-
-def _place_of(node: Seen) -> Place:
-    if node.row is None:
-        return (node.path, node.call), ()
-    return (node.row.path, node.row.call), tuple(node.row.numbers)
+    return _only(records, pattern).place
 
 
 def _only(records: Records, pattern: Pattern) -> Seen:

@@ -33,11 +33,15 @@ from sonde.tools.numerics.trace_back import trace_back as trace_back
 from sonde.tools.reading.attention_heads import HeadScores as HeadScores
 from sonde.tools.reading.attention_heads import attention_heads as attention_heads
 from sonde.tools.reading.extract import extract as extract
+from sonde.tools.reading.jacobian_lens import jacobian_lens as jacobian_lens
+from sonde.tools.reading.lens_maps import LensMap as LensMap
+from sonde.tools.reading.lens_maps import LensMaps as LensMaps
 from sonde.tools.reading.logit_lens import Lens as Lens
 from sonde.tools.reading.logit_lens import Reading as Reading
 from sonde.tools.reading.logit_lens import logit_lens as logit_lens
 from sonde.tools.reading.probe import Probe as Probe
 from sonde.tools.reading.probe import probe as probe
+from sonde.tools.reading.tuned_lens import tuned_lens as tuned_lens
 from sonde.tools.training.monitor import Monitored as Monitored
 from sonde.tools.training.monitor import monitor as monitor
 from sonde.tools.training.saved_residuals import Residual as Residual

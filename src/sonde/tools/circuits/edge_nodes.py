@@ -202,8 +202,7 @@ def _of_site(seen: Seen, axis: int | None) -> list[Node]:
         raise ValueError(f"attribute_edges: a sender or receiver is one array of floats, but {where} has {kinds}")
     shape = tuple(arrays[0].shape)
     call = f"[{seen.call}]" if seen.call else ""
-    key, row = ((seen.path, seen.call), ()) if seen.row is None else ((seen.row.path, seen.row.call), seen.row.numbers)
-    made = Node(seen.path + call, seen.path, seen.call, key, tuple(row), shape)
+    made = Node(seen.path + call, seen.path, seen.call, *seen.place, shape)
     if axis is None:
         return [made]
     if not -len(shape) <= axis < len(shape):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -64,6 +65,18 @@ class Seen:
     def loops(self) -> int:
         """How many of the axes are loops."""
         return sum(axis.is_loop for axis in self.axes)
+
+    @property
+    def place(self) -> tuple[tuple[str, int], tuple[int, ...]]:
+        """Where a rule meets it: path and call, with a `*` in the path for each named loop; and the row."""
+        if self.row is None:
+            return (self.path, self.call), ()
+        return (self.row.path, self.row.call), tuple(self.row.numbers)
+
+    @property
+    def row_numbers(self) -> list[tuple[int, ...]]:
+        """For a value with the axes of named loops: the rows along them, in the order of the value."""
+        return list(itertools.product(*(axis.rows or () for axis in self.axes if axis.is_loop)))
 
     @property
     def parts(self) -> tuple[str, ...]:

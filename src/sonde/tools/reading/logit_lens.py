@@ -15,9 +15,19 @@ import numpy as np
 
 from sonde._array_text import indexed
 from sonde._renames import accepts_old_keywords
-from sonde.core import ByPath, Pattern, capture_only, check_callable, check_pattern, inside_request, wrapped_like
+from sonde.core import (
+    ByPath,
+    Pattern,
+    arrays_in,
+    capture_only,
+    check_callable,
+    check_pattern,
+    inside_request,
+    wrapped_like,
+)
 from sonde.tools.execution.record_values import each_seen
 from sonde.tools.reading.heatmap import POSITION, Drawn, Heat
+from sonde.tools.reading.lens_maps import LensMap, LensMaps
 from sonde.tools.reading.token_labels import Labels, TokenNames, shown_by, words
 
 P = ParamSpec("P")
@@ -133,7 +143,12 @@ class Lens(ByPath[Reading], Drawn):
 
 
 def logit_lens(
-    f: Callable[P, Any], *patterns: Pattern, readout: Callable[[Any], Any], k: int = 5, inside: object = None
+    f: Callable[P, Any],
+    *patterns: Pattern,
+    readout: Callable[[Any], Any],
+    k: int = 5,
+    maps: LensMaps | None = None,
+    inside: object = None,
 ) -> Callable[P, Lens]:
     """A function that runs `f` and reads the values at its sites with an output layer.
 
@@ -143,6 +158,8 @@ def logit_lens(
         readout: A function of a value that returns logits, with tokens along the last axis: the model's last norm and
             output layer. Under `vmap` it sees one example.
         k: How many tokens to keep.
+        maps: What `tuned_lens` or `jacobian_lens` returned: values are read through them. Then the sites are by default
+            theirs.
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
@@ -181,13 +198,19 @@ def logit_lens(
         entropy = -jnp.sum(jnp.where(jnp.isneginf(logs), 0, jnp.exp(logs) * logs), -1)
         return [tokens, jnp.exp(best), entropy]
 
-    chosen = tuple(map(check_pattern, patterns))
+    read_mapped = jax.jit(lambda own, value: read(LensMap(*own)(value)))
+    chosen = tuple(map(check_pattern, patterns)) or tuple(maps or ())
     asked = inside_request(inside)
 
     def lens(*args: P.args, **kwargs: P.kwargs) -> Lens:
         found = {}
-        for seen in each_seen(capture_only(f, chosen, args, kwargs, reduce=read, inside=asked)):
-            found[f"{seen.path}[{seen.call}]" if seen.call else seen.path] = Reading(*seen.value, loops=seen.loops)
+        # A map belongs to a path, which a reduction in a loop does not know: the values are read afterwards.
+        for seen in each_seen(
+            capture_only(f, chosen, args, kwargs, reduce=read if maps is None else None, inside=asked)
+        ):
+            name = f"{seen.path}[{seen.call}]" if seen.call else seen.path
+            value = seen.value if maps is None else read_mapped(maps[name], arrays_in(seen.value)[0])
+            found[name] = Reading(*value, loops=seen.loops)
         return Lens(found)
 
     return wrapped_like(lens, f)
