@@ -11,6 +11,7 @@
     partial_records(error)          the records of a capture up to the point where `f` failed
     sites(f)                        the sites that a capture would record and their cost, without running `f`
     first_nonfinite(f)              finds the operation that makes the first NaN or Inf
+    view(f, *args)                  a page on a running program, in the browser
     alias(), alias_report()         packages written for Flax run on Sonde; what they asked of Flax
 """
 

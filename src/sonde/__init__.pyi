@@ -37,3 +37,4 @@ from sonde.flax.alias import alias_report as alias_report
 from sonde.inside.request import Inside as Inside
 from sonde.tools.numerics.nonfinite import NonFinite as NonFinite
 from sonde.tools.numerics.nonfinite import first_nonfinite as first_nonfinite
+from sonde.viewer.open import view as view

@@ -24,6 +24,7 @@ from sonde.cli.sites import sites
 from sonde.cli.store import store_commands
 from sonde.cli.summarize import summarize
 from sonde.cli.trace_back import trace_back
+from sonde.cli.view import view
 
 HELP = """See inside a JAX program.
 
@@ -63,6 +64,7 @@ def sonde_command(quiet: bool) -> None:
 
 
 _COMMANDS = (
+    view,
     run,
     replay,
     report,

@@ -1,0 +1,25 @@
+// Arrays from the server: 32-bit floats and a shape.
+
+export function unpacked({ shape, f32 }) {
+  const text = atob(f32);
+  const bytes = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+  return { shape, data: new Float32Array(bytes.buffer) };
+}
+
+export function rangeOf(data) {
+  let [low, high, bad] = [Infinity, -Infinity, 0];
+  for (const x of data) {
+    if (!Number.isFinite(x)) bad += 1;
+    else {
+      if (x < low) low = x;
+      if (x > high) high = x;
+    }
+  }
+  return low <= high ? { low, high, bad } : { low: 0, high: 0, bad };
+}
+
+export function rowsOf({ shape, data }) {
+  const [rows, columns] = shape.slice(-2);
+  return Array.from({ length: rows }, (_, i) => Array.from(data.subarray(i * columns, (i + 1) * columns)));
+}

@@ -1,0 +1,111 @@
+"""Changes give the numbers of the tools, and of the Python that the page copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.viewer.conftest import CONFIG, OTHERS, TOKENS
+
+import sonde
+from sonde import models, tools
+from sonde.viewer.changes import KINDS, Change
+from sonde.viewer.open import subject_of
+from sonde.viewer.runs import Runs
+
+OTHER_PROMPT = " ".join(map(str, OTHERS))
+HEADS, OUT = "blocks/1/attn/heads", "blocks/2/out"
+
+
+def change(kind: str, path: str = HEADS, **more: Any) -> dict[str, Any]:
+    return {"kind": kind, "path": path, "prompt": OTHER_PROMPT, "factor": 2.5, **more}
+
+
+@pytest.mark.every(4)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("chosen", [{}, {"2": [1]}, {"1": [2, 4], "2": [0]}, {"1": [2, 4], "2": [0, 1]}])
+def test_the_python_of_a_change_makes_the_same_change(
+    kind: str, chosen: dict[str, list[int]], runs: Runs, ask: Callable[..., Any], model: models.Decoder
+) -> None:
+    if kind == "gradient":
+        return _check_gradient(chosen, ask, model)
+    data = change(kind, chosen=chosen)
+    code = ask("python", changes=[data])["code"]
+    names: dict[str, Any] = {"f": model, "args": (jnp.asarray([TOKENS]),)}
+    exec(code, names)
+    changed = runs.run(None, (Change.of(data),)).result
+    np.testing.assert_allclose(changed, names["result"], rtol=1e-4, atol=1e-5)
+    assert np.abs(changed - runs.run(None).result).max() > 1e-3
+    return None
+
+
+def _check_gradient(chosen: dict[str, list[int]], ask: Callable[..., Any], model: models.Decoder) -> None:
+    from tests.viewer.conftest import unpacked
+
+    data = change("gradient", chosen=chosen)
+    options = {"path": "embedded", "rows": 1, "columns": 2, "explained": {"position": -1, "token": 3}}
+    page = unpacked(ask("picture", changes=[data], **options)["values"])
+    names: dict[str, Any] = {"f": model, "args": (jnp.asarray([TOKENS]),)}
+    exec(ask("python", changes=[data])["code"], names)
+    _, records = tools.site_gradients(names["changed"], "embedded", metric=lambda y: y[0, -1, 3])(*names["args"])
+    np.testing.assert_allclose(page, records["embedded"].grad[0], rtol=1e-3, atol=1e-6)
+    plain = unpacked(ask("picture", **options)["values"])
+    assert np.abs(plain - page).max() > 1e-6
+
+
+@pytest.mark.parametrize("layers", ["scan", "list"])
+def test_ablations_are_those_of_the_tool_in_every_layer_and_compile_once(layers: Any) -> None:
+    model = models.from_config(CONFIG, layers=layers)
+    traced = []
+
+    def program(tokens: Any) -> Any:
+        traced.append(True)
+        return model(tokens)
+
+    tokens = jnp.asarray([TOKENS])
+    runs = Runs(subject_of(program, (tokens,), logits=lambda result: result))
+    base = runs.run(None).result
+    times = [len(traced)]
+    for layer in range(3):
+        made = Change("ablate", f"blocks/{layer}/attn/heads", ((2, (layer % 2,)),))
+        result = runs.run(None, (made,)).result
+        times.append(len(traced))
+        expected = tools.ablate(model, f"blocks/{layer}/attn/heads", units=layer % 2, unit_axis=-2)(tokens)
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+        assert np.abs(result - base).max() > 1e-4
+    assert times[0] == 1  # the list of sites and the first run share a trace
+    assert times[1] > times[0] and times[1] == times[2] == times[3]
+
+
+def test_several_changes_are_made_in_their_order(runs: Runs, model: models.Decoder) -> None:
+    first, second = Change("scale", OUT, factor=0.0), Change("scale", OUT, ((2, (3,)),), factor=5.0)
+    both = runs.run(None, (first, second)).result
+    np.testing.assert_allclose(both, runs.run(None, (first,)).result, atol=1e-6)
+    third = Change("ablate", "blocks/0/mlp/out")
+    edited = sonde.edit(model, {OUT: lambda x: x.at[..., 3].multiply(5.0), "blocks/0/mlp/out": jnp.zeros_like})
+    np.testing.assert_allclose(
+        runs.run(None, (second, third)).result, edited(jnp.asarray([TOKENS])), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_a_change_that_does_not_fit_says_so(ask: Callable[..., Any]) -> None:
+    for data, text in (
+        (change("ablate", chosen={"2": [2]}), "axis 2 has no index 2"),
+        (change("ablate", chosen={"4": [0]}), "there is no axis 4"),
+        (change("ablate", "blocks/1/attn/head"), "blocks/1/attn/heads"),
+        (change("explode"), "a change is one of"),
+        (change("scale", factor=float("nan")), "finite"),
+        (change("patch", prompt="1 2"), "same number of tokens"),
+        (change("patch", prompt="one two"), "type token ids"),
+    ):
+        with pytest.raises(Exception, match=text):
+            ask("read", changes=[data])
+
+
+def test_a_change_that_is_off_is_not_made(ask: Callable[..., Any]) -> None:
+    data = change("ablate", chosen={"2": [1]})
+    assert ask("read", changes=[data | {"on": False}]) == ask("read")
+    assert ask("read", changes=[data]) != ask("read")
