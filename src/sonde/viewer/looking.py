@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde._array_text import short_place
 from sonde._version import __version__
 from sonde.core import arrays_in, sow
 from sonde.port.difference import distance
 from sonde.report import examine
-from sonde.report.plain_json import number, place, plain
+from sonde.report.plain_json import number, plain
 from sonde.tools import attention_heads, logit_attribution, logit_lens, site_gradients
 from sonde.tools.execution.record_values import on_host
 from sonde.tools.numerics.array_statistics import EDGES, described, moments_of_whole
@@ -136,7 +137,7 @@ def _card(array: Array) -> dict[str, Any]:
         "lead": array.lead,
         "axes": list(array.axes),
         "dtype": array.dtype,
-        "source": place(array.source),
+        "source": short_place(array.source),
         "bytes": array.bytes,
     }
 
