@@ -10,9 +10,9 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import special
 
 from sonde._array_text import short_place
 from sonde.port.difference import distance, epsilon
@@ -20,21 +20,41 @@ from sonde.port.layouts import arranged
 from sonde.port.origins import Explained, scalar_of
 from sonde.programs.unrolled import Step, Tape
 
-_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
-    "the exact gelu": lambda x: jax.nn.gelu(x, approximate=False),
-    "the tanh approximation of gelu": lambda x: jax.nn.gelu(x, approximate=True),
-    "gelu as x * sigmoid(1.702 x)": lambda x: x * jax.nn.sigmoid(1.702 * x),
-    "silu": jax.nn.silu,
-    "relu": jax.nn.relu,
-    "leaky relu (0.01)": jax.nn.leaky_relu,
-    "relu squared": lambda x: jnp.square(jax.nn.relu(x)),
-    "elu": jax.nn.elu,
-    "selu": jax.nn.selu,
-    "tanh": jnp.tanh,
-    "sigmoid": jax.nn.sigmoid,
-    "softplus": jax.nn.softplus,
-    "mish": jax.nn.mish,
-    "hard swish": jax.nn.hard_swish,
+
+def _tanh_gelu(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def _elu(x: np.ndarray, alpha: float = 1.0) -> np.ndarray:
+    return np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0)))
+
+
+def _softplus(x: np.ndarray) -> np.ndarray:
+    return np.logaddexp(x, 0)
+
+
+# In NumPy: JAX would compile each for every shape.
+_ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "the exact gelu": lambda x: 0.5 * x * (1 + special.erf(x / np.sqrt(2))),
+    "the tanh approximation of gelu": _tanh_gelu,
+    "gelu as x * sigmoid(1.702 x)": lambda x: x * special.expit(1.702 * x),
+    "silu": lambda x: x * special.expit(x),
+    "relu": lambda x: np.maximum(x, 0),
+    "leaky relu (0.01)": lambda x: np.where(x > 0, x, 0.01 * x),
+    "relu squared": lambda x: np.maximum(x, 0) ** 2,
+    "relu, at most 6": lambda x: np.clip(x, 0, 6),
+    "elu": _elu,
+    "selu": lambda x: 1.0507009873554805 * _elu(x, 1.6732632423543772),
+    "celu (2)": lambda x: _elu(x / 2) * 2,
+    "tanh": np.tanh,
+    "sigmoid": special.expit,
+    "softplus": _softplus,
+    "mish": lambda x: x * np.tanh(_softplus(x)),
+    "hard swish": lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
+    "hard sigmoid": lambda x: np.clip(x / 6 + 0.5, 0, 1),
+    "the square": np.square,
+    "the absolute value": np.abs,
+    "no activation": lambda x: x,
 }
 _EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-3, 1e-4, 1e-2)  # common ones first
 _MOST_TRIALS = 150
@@ -208,8 +228,9 @@ def _other_activation(explained: Explained, ours: list[Step], g: Step) -> Iterat
         x = other.values[number]
         if not jnp.issubdtype(jnp.result_type(x), jnp.floating) or not np.size(x) > 1:
             continue
-        x = jnp.asarray(x)
-        made = {name: np.asarray(f(x)) for name, f in _ACTIVATIONS.items()}
+        exact = np.asarray(x, np.float64)
+        with np.errstate(all="ignore"):
+            made = {name: f(exact).astype(np.asarray(x).dtype) for name, f in _ACTIVATIONS.items()}
         mine = [(name, k) for name, y in made.items() for k in _equal_values(other, y, g)]
         for name, k in mine[:3]:
             for wanted, y in made.items():
@@ -269,7 +290,8 @@ def _surplus(explained: Explained, g: Step, near: int) -> Iterator[_Trial]:
 
 
 def _lines(first: Step, last: Step) -> str:
-    return " to ".join(dict.fromkeys((short_place(first.source), short_place(last.source))))
+    places = [short_place(step.source) if step.source else step.scope for step in (first, last)]
+    return places[0] if places[0] == places[1] else f"{places[0]} to {places[1]}"
 
 
 def _other_epsilon(explained: Explained, g: Step) -> Iterator[_Trial]:
@@ -292,8 +314,7 @@ def _other_operation(explained: Explained, f: Step, g: Step) -> Iterator[_Trial]
         return
     if made.shape != old.shape:
         made = made.reshape(old.shape)
-    operation = explained.described(0, one.steps.index(f))
-    text = f"with the result of {operation} in the first program ({short_place(f.source)})"
+    text = f"with the result of {explained.described(0, one.steps.index(f))} in the first program ({_lines(f, f)})"
     mask = _mask_text(explained, f, g)
     order = _order_text(made, old)
     factor = _factor_text(made, old)
@@ -346,7 +367,7 @@ def _factor_text(made: np.ndarray, old: np.ndarray) -> str:
 
 def _order_text(made: np.ndarray, old: np.ndarray) -> str:
     same = arranged(old, made, lambda y: distance(made, y).norm <= 64 * epsilon(made, old))
-    if same is not None and same[1]:
+    if same is not None and str(same[1]):
         return f"whose result is this one's, {same[1]}"
     x, y = np.sort(made.ravel().astype(np.float64)), np.sort(old.ravel().astype(np.float64))
     if np.allclose(x, y, rtol=1e-5, atol=0, equal_nan=True):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 _SMALL = 1e-4  # elements below this part of the largest are also looked at alone: a mask of -1e9 hides all others
+_PEAK = 4  # how many times the limit of the norm a single element may be off, relative to the largest
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -19,6 +22,7 @@ class Distance:
         max_rel: That difference, relative to the largest finite element of the second.
         apart: The norm of the difference of the finite elements.
         size: The norm of the finite elements of the second.
+        largest: The largest of them.
         small_apart: As `apart`, for the elements that are small in both.
         small_size: As `size`, for these.
         small_part: How large a part of all elements these are.
@@ -29,6 +33,7 @@ class Distance:
     max_rel: float
     apart: float
     size: float
+    largest: float
     small_apart: float
     small_size: float
     small_part: float
@@ -46,7 +51,9 @@ class Distance:
         # Small elements have their share of the noise of all.
         noise = max(limit.small_apart, limit.apart * self.small_part**0.5)
         small = self.small_apart <= max(limit.relative * self.small_size, noise)
-        return small and self.apart <= max(limit.relative * self.size, limit.apart)
+        # One wrong element among many hardly moves the norm.
+        no_outlier = self.max_abs <= max(_PEAK * limit.relative * self.largest, limit.largest)
+        return small and no_outlier and self.apart <= max(limit.relative * self.size, limit.apart)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,12 +64,14 @@ class Limit:
         relative: The norm of the difference, relative to that of the second array.
         apart: The norm of the difference; the larger of both limits counts.
         small_apart: The same for small elements.
+        largest: How far apart two elements may be; several times `relative` of the largest in any case.
         any_break: Whether rounding alone makes elements NaN or infinite.
     """
 
     relative: float
     apart: float = 0.0
     small_apart: float = 0.0
+    largest: float = 0.0
     any_break: bool = False
 
     def or_more(self, noise: Distance, times: float) -> Limit:
@@ -71,6 +80,7 @@ class Limit:
             self.relative,
             max(self.apart, times * noise.apart),
             max(self.small_apart, times * noise.small_apart),
+            max(self.largest, 2 * times * noise.max_abs),
             self.any_break or noise.broken,
         )
 
@@ -97,9 +107,16 @@ def distance(a: np.ndarray, b: np.ndarray) -> Distance:
     largest = float(size.max(initial=0.0))
     most = float(apart.max(initial=0.0))
     small = np.maximum(size, np.where(finite, np.abs(wide(a)), 0)) < _SMALL * largest
-    norms = _norm(apart), _norm(size), _norm(apart[small]), _norm(size[small])
     return Distance(
-        most, most / largest if largest else most, *norms, float(small.mean()) if small.size else 0.0, broken
+        max_abs=most,
+        max_rel=most / largest if largest else most,
+        apart=_norm(apart),
+        size=_norm(size),
+        largest=largest,
+        small_apart=_norm(apart[small]),
+        small_size=_norm(size[small]),
+        small_part=float(small.mean()) if small.size else 0.0,
+        broken=broken,
     )
 
 
@@ -143,3 +160,9 @@ def epsilon(*arrays: np.ndarray) -> float:
     """The precision of the coarsest dtype; 0 if none is floating point."""
     kinds = [x.dtype for x in arrays if jnp.issubdtype(x.dtype, jnp.inexact)]
     return max((float(jnp.finfo(kind).eps) for kind in kinds), default=0.0)
+
+
+def coarsest(dtypes: Iterable[Any]) -> Any:
+    """The floating-point dtype of the lowest precision; None if there is none."""
+    kinds = [np.dtype(dtype) for dtype in dtypes if jnp.issubdtype(dtype, jnp.inexact)]
+    return max(kinds, key=lambda kind: float(jnp.finfo(kind).eps), default=None)

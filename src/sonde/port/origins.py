@@ -1,9 +1,9 @@
 """Where two programs part: operations whose inputs the other program has too, and whose output it does not.
 
 Every value is reduced to a fingerprint (`prints`), with what rounding does to it. A value is *explained* if the other
-program has one like it. From a result that differs, the search goes back through what is not explained, up to
-operations whose inputs all are. An operation that the other program does in another way has unexplained insides that
-rejoin: they are not on the way back.
+program has one like it, in whatever layout; or if what follows from it is explained, since it is then part of another
+formula for the same. From a result that differs, the search goes back through what is not explained, up to operations
+whose inputs all are.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
+from sonde.port.layouts import are_arranged
 from sonde.port.prints import Print, Prints, print_of
 from sonde.port.rounding import moved_step
 from sonde.programs.unrolled import Step, Tape
@@ -36,6 +37,7 @@ class Explained:
 
     def __post_init__(self) -> None:
         self._prints: tuple[dict[int, Print], dict[int, Print]] = ({}, {})
+        self._known: tuple[dict[int, bool], dict[int, bool]] = ({}, {})
 
     def fingerprint(self, side: int, number: int) -> Print:
         """The fingerprint of a value of a program."""
@@ -46,7 +48,7 @@ class Explained:
 
     @functools.cached_property
     def _searched(self) -> tuple[Prints[int], Prints[int]]:
-        found = []
+        searched = []
         for side, tape in enumerate(self.tapes):
             moved = tape.again({}, around=functools.partial(moved_step, tape))
             prints: Prints[int] = Prints(_TIMES)
@@ -56,11 +58,11 @@ class Explained:
                     other = print_of(_numbers(value))
                     apart = own.apart(other)
                     prints.add(own, number, _TIMES * apart if np.isfinite(apart) else 0.0)
-            found.append(prints)
-        return found[0], found[1]
+            searched.append(prints)
+        return searched[0], searched[1]
 
     def like(self, side: int, number: int) -> list[int]:
-        """The values of the other program that are like a value of this one."""
+        """The values of the other program that have the numbers of a value of this one, in any order."""
         return self._searched[1 - side].equal_to(self.fingerprint(side, number))
 
     def explained(self, side: int, number: int) -> bool:
@@ -68,40 +70,76 @@ class Explained:
 
         Whole numbers and constants do, and single numbers that depend on nothing that goes into the program.
         """
+        known = self._known[side]
+        if number not in known:
+            known[number] = self._is_explained(side, number)
+        return known[number]
+
+    def _is_explained(self, side: int, number: int) -> bool:
         own = self.fingerprint(side, number)
         if not own.telling or (own.size == 1 and number not in self._depending[side]):
             return True
-        return bool(self.like(side, number))
+        array = _numbers(self.tapes[side].values[number])
+        others = self.tapes[1 - side].values
+        if any(are_arranged(_numbers(others[k]), array) for k in self.like(side, number)):
+            return True
+        return any(_is_repeated(array, _numbers(others[k])) for k in self._searched[1 - side].repeats_of(own)[:8])
 
     @functools.cached_property
     def _depending(self) -> list[set[int]]:
         """For each program, the values that depend on its inputs and constants."""
-        found = []
+        depending = []
         for tape in self.tapes:
             numbers = set(tape.given)
             for step in tape.steps:
                 if not numbers.isdisjoint(step.inputs):
                     numbers.update(step.outputs)
-            found.append(numbers)
-        return found
+            depending.append(numbers)
+        return depending
 
-    def origins(self, side: int, results: Sequence[int]) -> list[int]:
-        """The steps at which a program leaves the other one on the way to some values, in order."""
+    def _rejoining(self, side: int, wrong: Sequence[int]) -> set[int]:
+        """Values that are not explained, and from which one follows that is, and that no wrong value goes into."""
         tape = self.tapes[side]
+        after_wrong = set(wrong)
+        for step in tape.steps:
+            if not after_wrong.isdisjoint(step.inputs):
+                after_wrong.update(step.outputs)
+        numbers: set[int] = set()
+        for step in reversed(tape.steps):
+            right = any(
+                i in numbers or (i not in after_wrong and self.fingerprint(side, i).telling and self.explained(side, i))
+                for i in step.outputs
+            )
+            if right:
+                numbers.update(i for i in step.inputs if not self.explained(side, i))
+        return numbers
+
+    def origins(self, side: int, results: Sequence[int], *, strict: bool = False) -> list[int]:
+        """The steps at which a program leaves the other one on the way to some values, in order.
+
+        Args:
+            side: Which program.
+            results: Values that are known to differ.
+            strict: Whether values from which explained ones follow count as unexplained all the same.
+        """
+        tape = self.tapes[side]
+        rejoining = set() if strict else self._rejoining(side, results)
         origins, seen, todo = set(), set(), list(results)
         while todo:
             number = todo.pop()
             maker = tape.makers[number]
-            if maker is None or maker in seen or self.explained(side, number):
+            if maker is None or maker in seen:
                 continue
             seen.add(maker)
-            computed = [
-                i for i in tape.steps[maker].inputs if not self.explained(side, i) and not self.is_moved_input(side, i)
-            ]
-            todo += computed
-            if not computed:
+            inputs = tape.steps[maker].inputs
+            unexplained = [i for i in inputs if not self._is_right(side, i) and i not in rejoining]
+            todo += unexplained
+            if not unexplained:
                 origins.add(maker)
         return sorted(origins)
+
+    def _is_right(self, side: int, number: int) -> bool:
+        return self.explained(side, number) or self.is_moved_input(side, number)
 
     def departures(self, side: int) -> list[int]:
         """All steps whose inputs are explained, and whose outputs are not, in order."""
@@ -109,8 +147,8 @@ class Explained:
         return [
             number
             for number, step in enumerate(tape.steps)
-            if not all(self.explained(side, i) for i in step.outputs)
-            and all(self.explained(side, i) or self.is_moved_input(side, i) for i in step.inputs)
+            if not all(self._is_right(side, i) for i in step.outputs)
+            and all(self._is_right(side, i) for i in step.inputs)
         ]
 
     def is_moved_input(self, side: int, number: int) -> bool:
@@ -129,6 +167,21 @@ class Explained:
         operands = [_operand(tape.values[i]) for i in step.inputs]
         settings = [f"{k}={v}" for k, v in step.settings.items() if k in ("y", "approximate", "dimension", "index")]
         return f"{step.name}({', '.join([*operands, *settings])})"
+
+
+def _is_repeated(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether the larger of two arrays is the smaller one several times, along one axis."""
+    less, more = sorted((one, other), key=np.size)
+    times = more.size // less.size
+    for axis, n in enumerate(more.shape):
+        if n % times:
+            continue
+        for split in ((times, n // times), (n // times, times)):
+            parts = np.moveaxis(more.reshape(*more.shape[:axis], *split, *more.shape[axis + 1 :]), axis, 0)
+            parts = parts if split[0] == times else np.moveaxis(parts, axis + 1, 0)
+            if np.array_equal(parts[0], parts[-1]) and are_arranged(parts[0], less):
+                return True
+    return False
 
 
 def _numbers(value: Any) -> np.ndarray:

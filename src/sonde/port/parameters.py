@@ -4,15 +4,44 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from sonde.port.difference import epsilon, wide
-from sonde.port.layouts import arranged
+from sonde.port.layouts import Layout, arranged
 from sonde.port.prints import Prints, print_of
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Some rows of an array, such as one layer of a stack, or the queries of a fused projection.
+
+    Attributes:
+        rows: Their numbers.
+        axis: The axis that they are on.
+        dropped: Whether the axis is gone: there is one row.
+    """
+
+    rows: tuple[int, ...]
+    axis: int = 0
+    dropped: bool = False
+
+    def of(self, array: np.ndarray) -> np.ndarray:
+        """These rows of an array."""
+        return array.take(self.rows[0], self.axis) if self.dropped else array.take(self.rows, self.axis)
+
+    def code(self, name: str) -> str:
+        """These rows as an expression."""
+        first, n = self.rows[0], len(self.rows)
+        if self.dropped:
+            return f"{name}[{', '.join([':'] * self.axis + [str(first)])}]"
+        step = self.rows[1] - first if n > 1 else 1
+        is_slice = step > 0 and self.rows == tuple(range(first, first + n * step, step))
+        wanted = f"{first}:{self.rows[-1] + 1}{f':{step}' if step > 1 else ''}" if is_slice else str(list(self.rows))
+        return f"{name}[{', '.join([':'] * self.axis + [wanted])}]"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -22,43 +51,79 @@ class ParameterMatch:
     Attributes:
         first: Its number among those of the first program.
         second: Its number among those of the second.
-        row: Which row of the second's array it is; None if it is all of it.
-        of_first: Whether `row` is a row of the first program's array instead.
-        how: How the second's array, or its row, is rearranged; `""` if it is not.
+        part: Which rows of the second's array it is; None if it is all of it.
+        of_first: Whether `part` is of the first program's array instead, and the layout as well.
+        layout: How the second's array, or its rows, are rearranged.
     """
 
     first: int
     second: int
-    row: int | None = None
+    part: Part | None = None
     of_first: bool = False
-    how: str = ""
+    layout: Layout = dataclasses.field(default_factory=Layout)
 
-    def arrays(self, first: Sequence[Any], second: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-        """The corresponding parts of two lists of arrays, such as gradients."""
-        a, b = np.asarray(first[self.first]), np.asarray(second[self.second])
-        if self.row is not None:
-            a, b = (a[self.row], b) if self.of_first else (a, b[self.row])
-        return a, b
+    def of(self, array: np.ndarray, *, is_first: bool) -> np.ndarray:
+        """What corresponds of an array with the shape of the first's or of the second's, such as a gradient."""
+        if is_first != self.of_first:
+            return array
+        return self.layout.of(array if self.part is None else self.part.of(array))
 
 
 def match_parameters(first: Sequence[Any], second: Sequence[Any]) -> list[ParameterMatch]:
-    """Pairs the arrays of two programs that have the same elements; each once, in order."""
+    """Pairs the arrays of two programs that have the same elements.
+
+    First whole arrays, then rows of stacks, then rows of fused arrays.
+    """
     ours, theirs = [np.asarray(x) for x in first], [np.asarray(x) for x in second]
-    matches = [ParameterMatch(i, k, how=how) for i, k, how in _same_arrays(ours, theirs)]
-    used = {m.first for m in matches}, {m.second for m in matches}
-    for of_first, (whole, others) in ((False, (theirs, ours)), (True, (ours, theirs))):
-        left = [i for i in range(len(others)) if i not in used[of_first]]
-        stacks = [k for k in range(len(whole)) if k not in used[not of_first] and whole[k].ndim > 1]
-        rows = [(k, row) for k in stacks for row in range(len(whole[k]))]
-        for i, k, how in _same_arrays([others[i] for i in left], [whole[k][row] for k, row in rows]):
-            number, row = rows[k]
-            pair = (number, left[i]) if of_first else (left[i], number)
-            matches.append(ParameterMatch(*pair, row, of_first, how))
+    matches = [ParameterMatch(i, k, layout=layout) for i, k, layout in _same_arrays(ours, theirs)]
+    for parts in (_rows_of_stacks, _rows_of_fused):
+        used = {m.first for m in matches}, {m.second for m in matches}
+        for of_first, (whole, others) in ((False, (theirs, ours)), (True, (ours, theirs))):
+            left = {i: x for i, x in enumerate(others) if i not in used[of_first] and x.size > 1}
+            wholes = {k: x for k, x in enumerate(whole) if k not in used[not of_first] and x.size > 1}
+            for i, k, part, layout in parts(left, wholes):
+                matches.append(ParameterMatch(*((k, i) if of_first else (i, k)), part, of_first, layout))
     return matches
 
 
-def _same_arrays(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> list[tuple[int, int, str]]:
-    """The numbers of arrays with the same elements, each once, and how the second is rearranged."""
+Found = Iterator[tuple[int, int, Part, Layout]]
+
+
+def _rows_of_stacks(arrays: Mapping[int, np.ndarray], stacks: Mapping[int, np.ndarray]) -> Found:
+    """Arrays that are rows of others: their numbers, the row and its layout."""
+    rows = [(k, row) for k, stack in stacks.items() if stack.ndim > 1 for row in range(len(stack))]
+    numbers = list(arrays)
+    for i, k, layout in _same_arrays([arrays[i] for i in numbers], [stacks[k][row] for k, row in rows]):
+        number, row = rows[k]
+        yield numbers[i], number, Part((row,), dropped=True), layout
+
+
+def _rows_of_fused(arrays: Mapping[int, np.ndarray], fused: Mapping[int, np.ndarray]) -> Found:
+    """Arrays that are several rows or columns of others, in any order, such as one projection of three."""
+    for k, whole in fused.items():
+        for axis in range(whole.ndim if whole.ndim <= 2 else 0):
+            length = whole.size // whole.shape[axis]
+            rows = np.moveaxis(whole, axis, 0).reshape(-1, length)
+            positions = {row.tobytes(): number for number, row in enumerate(rows)}
+            if len(positions) < len(rows):
+                continue  # rows cannot be told apart
+            for i, x in arrays.items():
+                if x.size >= whole.size or x.size % length or x.dtype != whole.dtype:
+                    continue
+                n = x.size // length
+                for turned in (False, True):
+                    as_rows = x.reshape(length, n).T if turned else x.reshape(n, length)
+                    numbers = [positions.get(row.tobytes()) for row in np.ascontiguousarray(as_rows)]
+                    if None not in numbers and n > 1:
+                        axes = (1, 0) if whole.ndim == 2 and turned == (axis == 0) else None
+                        shape = (length, n) if turned else (n, length)
+                        after = None if x.shape == (shape if whole.ndim == 2 else (n,)) else x.shape
+                        yield i, k, Part(tuple(numbers), axis), Layout(axes=axes, after=after)  # type: ignore[arg-type]
+                        break
+
+
+def _same_arrays(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> list[tuple[int, int, Layout]]:
+    """The numbers of arrays with the same elements, each once, and the layout of the second."""
     prints: Prints[int] = Prints()
     for k, x in enumerate(theirs):
         prints.add(print_of(x), k)
@@ -122,11 +187,12 @@ def compare_parameters(first: Any, second: Any) -> tuple[ParameterDifference, ..
     right = [name for name in theirs if name not in ours]
     matches = match_parameters([ours[name] for name in left], [theirs[name] for name in right])
     for m in matches:
-        a, b = m.arrays([ours[n] for n in left], [theirs[n] for n in right])
-        what = [w for w in (m.how, f"dtype {a.dtype} against {b.dtype}" if a.dtype != b.dtype else "") if w]
+        a, b = ours[left[m.first]], theirs[right[m.second]]
+        what = [w for w in (str(m.layout), f"dtype {a.dtype} against {b.dtype}" if a.dtype != b.dtype else "") if w]
         if what:
-            row = "" if m.row is None else f"[{m.row}]"
-            names = left[m.first] + row * m.of_first, right[m.second] + row * (not m.of_first)
+            names = left[m.first], right[m.second]
+            if m.part is not None:
+                names = (m.part.code(names[0]), names[1]) if m.of_first else (names[0], m.part.code(names[1]))
             differences.append(ParameterDifference(*names, "; ".join(what)))
     known = {left[m.first] for m in matches}, {right[m.second] for m in matches}
     # Arrays that are constant can only be told apart by their shapes.
@@ -161,7 +227,7 @@ def _described(a: np.ndarray, b: np.ndarray) -> str:
     what = f"dtype {a.dtype} against {b.dtype}" if a.dtype != b.dtype else ""
     same = arranged(b, a, functools.partial(_close, a))
     if same is not None:
-        return "; ".join(w for w in (same[1], what) if w)
+        return "; ".join(w for w in (str(same[1]), what) if w)
     if a.size == b.size and np.array_equal(np.sort(wide(a).ravel()), np.sort(wide(b).ravel())):
         return _permuted(a, b) or "the same elements in another order"
     if a.shape != b.shape:

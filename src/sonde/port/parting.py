@@ -24,6 +24,7 @@ class Operation:
         text: The operation with the shapes of its operands, and with numbers where they are numbers.
         source: The line of the program, as `file:line`.
         scope: The named scopes around it.
+        site: The path of the first site after it; `""` if there is none.
         callers: The lines of the calls that led there, innermost first, as far as they are in the same file.
     """
 
@@ -31,12 +32,14 @@ class Operation:
     text: str
     source: str
     scope: str
+    site: str = ""
     callers: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        scope = f"{self.scope}, " if self.scope else ""
         called = f", called at line {self.callers[0].rpartition(':')[2]}" if self.callers else ""
-        return f"{self.text} ({scope}{short_place(self.source)}{called})" if scope or self.source else self.text
+        place = f"before {self.site}" if self.site else self.scope
+        place = ", ".join(filter(None, [place, short_place(self.source) if self.source else ""]))
+        return f"{self.text} ({place}{called})" if place else self.text
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,9 +83,12 @@ def find_parting(
         for side, array in enumerate(pair):
             starts[side] += _numbers_of(explained.tapes[side], array)[:1]
     partings = []
-    for begin in (starts, [tape.results for tape in explained.tapes]):
-        origins = [explained.origins(side, begin[side]) for side in (0, 1)]
-        if any(origins):
+    tried: list[list[list[int]]] = []
+    ends = [tape.results for tape in explained.tapes]
+    for begin, strict in ((starts, False), (starts, True), (ends, False), (ends, True)):
+        origins = [explained.origins(side, begin[side], strict=strict) for side in (0, 1)]
+        if any(origins) and origins not in tried:
+            tried.append(origins)
             partings.append(_parting(explained, origins, allowed))
             if partings[-1].cause is not None:
                 return partings[-1]
@@ -103,7 +109,7 @@ def _operation(explained: Explained, side: int, number: int) -> Operation:
     step = explained.tapes[side].steps[number]
     file = step.source.rpartition(":")[0]
     callers = tuple(itertools.takewhile(lambda line: line.rpartition(":")[0] == file, step.lines[1:]))
-    return Operation(step.name, explained.described(side, number), step.source, step.scope, callers)
+    return Operation(step.name, explained.described(side, number), step.source, step.scope, step.site, callers)
 
 
 def _numbers_of(tape: Tape, array: np.ndarray) -> list[int]:

@@ -86,6 +86,22 @@ class Prints(Generic[T]):
         return [
             thing
             for other, thing, noise in self._by_size.get((fingerprint.size, fingerprint.finite), ())
-            if other.telling
-            and other.apart(fingerprint) <= max(self.tolerance * max(other.epsilon, fingerprint.epsilon), noise)
+            if self._is_close(other, fingerprint, noise)
         ]
+
+    def repeats_of(self, fingerprint: Print) -> list[T]:
+        """The things that have the same numbers a whole number of times more often, or less often."""
+        if not fingerprint.telling or fingerprint.size == 1:
+            return []
+        things: list[T] = []
+        for (size, finite), known in self._by_size.items():
+            less, more = sorted((size, fingerprint.size))
+            is_multiple = less > 1 and less < more and more % less == 0
+            if is_multiple and finite * fingerprint.size == fingerprint.finite * size:
+                resized = dataclasses.replace(fingerprint, size=size, finite=finite)
+                things += [thing for other, thing, noise in known if self._is_close(other, resized, noise)]
+        return things
+
+    def _is_close(self, other: Print, fingerprint: Print, noise: float) -> bool:
+        tolerance = max(self.tolerance * max(other.epsilon, fingerprint.epsilon), noise)
+        return other.telling and other.apart(fingerprint) <= tolerance

@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from sonde import _jax
+from sonde.port.difference import coarsest
 from sonde.programs.traced import Program
 from sonde.programs.unrolled import Step, Tape
 
@@ -29,6 +30,19 @@ def rounded_otherwise(program: Program, draw: int) -> list[Any]:
     What goes into the program stays as it is: it may be compared with numbers, or count something.
     """
     return _Rounding(program.memo, draw + 1).run(program.jaxpr, *program.values)
+
+
+def coarsest_dtype(program: Program) -> tuple[Any, str]:
+    """The floating-point dtype of the lowest precision that a program computes in, and a line that does; or None."""
+    lowest, line = None, ""
+    todo = [program.jaxpr]
+    while todo:
+        for eqn in _jax.open_jaxpr(todo.pop()).eqns:
+            todo += _jax.sub_jaxprs(eqn.params)
+            for var in filter(_is_float_type, eqn.outvars):
+                if lowest is None or coarsest((lowest, var.aval.dtype)) != lowest:
+                    lowest, line = np.dtype(var.aval.dtype), next(iter(_jax.lines_of([eqn.source_info])), "")
+    return lowest, line
 
 
 class _Rounding:

@@ -155,9 +155,9 @@ class TorchRun:
                 if not grads:
                     stack.enter_context(torch.no_grad())
                 result = module(*_as_tensors(args), **_as_tensors(dict(kwargs)))
-            outs = list(_tensors(result))
-            if grads:
-                _backward(torch, [tensor for _, tensor in outs])
+                outs = list(_tensors(result))
+                if grads:
+                    _backward(torch, [tensor for _, tensor in outs])
             values = [TorchValue(path, _array(t), _gradient(t)) for path, t in tensors]
         finally:
             for hook in hooks:
@@ -326,7 +326,7 @@ def _taped(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], jitter: 
             outputs = tuple(number_of(t, step) for _, t in _tensors(out))
             settings = {str(i): x for i, x in enumerate(_plain_numbers((args, kwargs)))}
             scope = scopes[-1] if scopes else ""
-            tape.steps.append(Step(name, tuple(inputs), outputs, _no_run, _lines(), scope, settings))
+            tape.steps.append(Step(name, tuple(inputs), outputs, _no_run, _lines(), scope, settings=settings))
             return out
 
     def leave(*_: Any) -> None:

@@ -23,6 +23,7 @@ class Program:
         constants: The arrays that the program refers to, such as weights.
         input_names: Where each input is in the arguments.
         output_names: Where each output is in the result; `""` if the result is one array.
+        donates: Whether the function donates arguments to a jitted call; the program itself does not.
         memo: Programs inside it, by identity and kind of rounding, as they are when they round differently.
     """
 
@@ -31,6 +32,7 @@ class Program:
     constants: tuple[Any, ...]
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
+    donates: bool = False
     memo: dict[tuple[int, int], tuple[Any, Any]] = dataclasses.field(default_factory=dict)
 
     def __call__(self, *values: Any) -> list[Any]:
@@ -80,12 +82,16 @@ def from_flat(
     n = len(constants)
     invars = [*opened.invars[n:], *opened.invars[:n]]
     moved = opened.replace(invars=invars, debug_info=opened.debug_info.with_unknown_names())
-    kept = _kept_inputs(_jax.close_jaxpr(moved))
-    return Program(kept, tuple(inputs), tuple(constants), tuple(input_names), tuple(output_names))
+    closed = _jax.close_jaxpr(moved)
+    kept = _kept_inputs(closed)
+    return Program(kept, tuple(inputs), tuple(constants), tuple(input_names), tuple(output_names), kept is not closed)
 
 
 def _kept_inputs(jaxpr: Any) -> Any:
-    """The same program, in which jitted calls do not donate their arguments: these are needed again."""
+    """The same program, in which jitted calls do not donate their arguments: these are needed again.
+
+    It is the program itself if no call donates.
+    """
     opened = _jax.open_jaxpr(jaxpr)
     eqns = []
     for eqn in opened.eqns:
@@ -93,4 +99,6 @@ def _kept_inputs(jaxpr: Any) -> Any:
         if any(params.get("donated_invars") or ()):
             params = {**params, "donated_invars": (False,) * len(params["donated_invars"])}
         eqns.append(eqn if params is eqn.params else eqn.replace(params=params))
+    if all(new is old for new, old in zip(eqns, opened.eqns)):
+        return jaxpr
     return _jax.with_equations(jaxpr, eqns, opened.outvars, opened.effects)

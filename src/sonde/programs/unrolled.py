@@ -5,6 +5,7 @@ A loop and a scan look alike on a tape, and a tape can be run again with other n
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
+from sonde.core import path_under
 from sonde.programs.flat import Equation, Level, flatten
 from sonde.programs.loops import Loop, branch_taken, carried_on, loop_of
 from sonde.programs.running import run_equation
@@ -32,6 +34,7 @@ class Step:
         run: Runs it on other inputs.
         lines: The lines of the user's code that led to it, innermost first, each as `file:line`.
         scope: The named scopes around it.
+        site: The path of the first site after it, in the same loop and branch; `""` if there is none.
         settings: Its parameters that are plain numbers.
         equation: The equation; None for what only takes rows of an array or puts them together.
     """
@@ -42,6 +45,7 @@ class Step:
     run: Callable[[Sequence[Any]], list[Any]]
     lines: tuple[str, ...] = ()
     scope: str = ""
+    site: str = ""
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     equation: Equation | None = None
 
@@ -123,8 +127,9 @@ class _Unrolling:
                 numbers[slot] = self.add(level.constants[slot])
             return numbers[slot]
 
-        for equation in level.equations:
-            outs = self.equation(equation, [read(slot) for slot in equation.inputs])
+        sites = _sites_after(level)
+        for equation, site in zip(level.equations, sites):
+            outs = self.equation(equation, [read(slot) for slot in equation.inputs], site)
             numbers.update(zip(equation.outputs, outs))
         return [read(slot) for slot in level.outputs]
 
@@ -145,7 +150,7 @@ class _Unrolling:
         self.tape.steps.append(Step(name, tuple(inputs), tuple(outs), run, **more))
         return outs
 
-    def equation(self, equation: Equation, inputs: list[int]) -> list[int]:
+    def equation(self, equation: Equation, inputs: list[int], site: str) -> list[int]:
         """Runs an equation, and what is inside it one by one."""
         loop = loop_of(equation)
         if loop is not None:
@@ -164,6 +169,7 @@ class _Unrolling:
             lambda values: run_equation(equation, values),
             lines=_jax.lines_of(equation.sources),
             scope="/".join(map(str, equation.names)),
+            site=site,
             settings=plain,
             equation=equation,
         )
@@ -200,6 +206,20 @@ class _Unrolling:
                 return carry
             new = self.run(body, [*consts, *carry])
             carry = self.step("select", [again, *new, *carry], _carried_on) if self.tape.array(again).ndim else new
+
+
+def _sites_after(level: Level) -> list[str]:
+    """For each equation of a level, the path of the first site after it."""
+    marks = [
+        (mark.order, path_under(mark.names, "", 1) + mark.site.path)
+        for marks in level.marks.values()
+        for mark in marks
+        if not mark.again
+    ]
+    marks.sort()
+    orders = [order for order, _ in marks]
+    after = (bisect.bisect_right(orders, number) for number in range(len(level.equations)))
+    return [marks[i][1] if i < len(marks) else "" for i in after]
 
 
 def _carried_on(values: Sequence[Any]) -> list[Any]:

@@ -94,7 +94,8 @@ def test_sites_of_one_and_other_shapes():
     found = compare(f, g)(Y)
     assert (found.only_first, found.only_second) == ((("mine", 0),), (("a", 1),))
     assert (found.first.path, found.first.note) == ("shape", "shape [3] against [2]")
-    assert str(found).splitlines()[1:] == ["only in the first: mine[0]", "only in the second: a[1]"]
+    assert str(found).splitlines()[1:3] == ["only in the first: mine[0]", "only in the second: a[1]"]
+    assert {op.name for op in found.parting.second} == {"slice"}
 
 
 def test_nan_equals_nan_and_nothing_else():
@@ -355,3 +356,72 @@ def test_noise_counts_in_another_layout_too():
     assert [d.differs for d in found.drifts] == [False] and found.drifts[0].layout == "reshaped to [4, 8]"
     wrong = compare(merged, lambda x: apart(x * 1.5), match_paths={"merged": "heads"}, grads=False)(x)
     assert wrong.first is not None and wrong.first.path == "merged"
+
+
+def test_results_in_a_dict_correspond_by_name():
+    x = jnp.arange(3.0)
+    found = compare(lambda x: {"a": x, "b": x + 1}, lambda x: {"b": x + 1, "a": x})(x)
+    assert found.first is None and not found.unchecked
+    renamed = compare(lambda x: {"a": x, "b": x + 1}, lambda x: {"b": x + 1, "c": x})(x)
+    assert "the result['a'] (= the result['b'])" in str(renamed.first)
+
+
+def test_one_wrong_element_among_many_is_found():
+    ones = jnp.ones(100_000)
+    found = compare(lambda x: x, lambda x: x.at[5].set(1.0001))(ones)
+    assert found.first is not None and found.first.beyond == 1
+
+
+@pytest.mark.parametrize(
+    ("f", "g", "spot"),
+    [
+        (lambda x: jnp.round(x), lambda x: jnp.round(x).astype(int), "the dtype of the result: float32 against int32"),
+        (lambda x: x / 0, lambda x: 2 * x / 0, "4 of 4 elements of the result: they are NaN or infinite in both"),
+        (lambda x: (x, x[:0]), lambda x: (x, x[:0] * 2), "the result[1]: it has no elements"),
+        (lambda x: (x, "a"), lambda x: (x, "b"), "the result[1], which is no array: 'a' against 'b'"),
+        (
+            lambda x: x * 1.5,
+            lambda x: (x.astype(jnp.bfloat16) * 1.5).astype(jnp.float32),
+            "what is lost in the coarser precision: the first program computes in float32 (test_compare.py:",
+        ),
+        (
+            lambda x: lax.fori_loop(0, 200, lambda _, y: 3.9 * y * (1 - y), 1 / (1 + x)),
+            lambda x: lax.fori_loop(0, 200, lambda _, y: 3.9 * (y - y * y), 1 / (1 + x)),
+            "differences of the result below",
+        ),
+    ],
+)
+def test_what_could_not_be_seen_is_said(f, g, spot):
+    found = compare(f, g, grads=False)(jnp.arange(1.0, 5.0))
+    assert found.first is None and any(spot in text for text in found.unchecked), found.unchecked
+
+
+def test_results_without_elements_are_nothing_to_compare():
+    with pytest.raises(ValueError, match=r"the first returns no arrays with elements"):
+        compare(lambda x: x[:0], lambda x: x[:0] * 2)(jnp.ones(3))
+
+
+def test_donated_arguments_are_still_there_for_the_other_side():
+    x = jnp.arange(3.0)
+    donating = jax.jit(lambda x: x * 2, donate_argnums=0)
+    assert compare(donating, lambda x: x * 2)(x).first is None
+    assert compare(donating, lambda x: x * 3)(x).first is not None
+    assert not x.is_deleted()
+
+
+def test_gradients_at_sites_are_allowed_their_noise():
+    def net(x, order):
+        h = jnp.tanh(sow(x * 1.3, "h"))
+        return sum((h**k).sum() for k in order) + (h.astype(jnp.float32) * 1e3 - h * 1e3).sum()
+
+    w = jnp.linspace(-2, 2, 64)
+    factor = jnp.float32(1.5)
+    found = compare(lambda x: net(x, (1, 2, 3)) * factor, lambda x: net(x, (3, 1, 2)) * jax.lax.stop_gradient(factor))(
+        w
+    )
+    assert found.first is not None and "weight" in found.first.path, found
+
+
+def test_no_path_of_the_machine_is_printed():
+    found = compare(lambda x: sow(jnp.sin(x), "a") * 2, lambda x: sow(jnp.cos(x), "a") * 3)(jnp.ones(3))
+    assert "test_compare.py:" in str(found) and "/test_compare.py" not in str(found)

@@ -18,16 +18,15 @@ import numpy as np
 from sonde._array_text import short_place
 from sonde._renames import accepts_old_keywords
 from sonde.core import Badges, Leaf, Pattern, inside_request, tree_html, wrapped_like
-from sonde.port.difference import Distance, distance, epsilon
-from sonde.port.gradients import with_gradient
+from sonde.port.difference import Distance, distance, epsilon, wide
 from sonde.port.parting import Parting, find_parting
-from sonde.programs.unrolled import Tape, tape_of
 from sonde.tools.comparison.differences import Drift, Tolerance, judge
 from sonde.tools.comparison.matching import Match, Pair, Points, match, match_results, rows_of
 from sonde.tools.comparison.runs import RESULT, Point, Run
 from sonde.tools.comparison.sides import Gradients, Side, gradient_pairs, side_of
 from sonde.tools.reading.heatmap import Drawn, Heat
 
+_COARSE = 0.1  # a comparison that allows more than this part of the norm has not seen much
 _DRAWS = 3  # of the noise: one alone may be small by chance
 
 
@@ -107,8 +106,8 @@ class Comparison(Drawn):
     def __str__(self) -> str:
         first = "no difference"
         if self.first is not None:
-            line = short_place(self.first.source)
-            first = f"first difference at {self.first}" + (f" ({line})" if line else "")
+            source = self.first.source and f" ({short_place(self.first.source)})"
+            first = f"first difference at {self.first}{source}"
         gradients = sum(d.gradient for d in self.results)
         counts = [f"{len(self.drifts)} values"]
         counts += [f"{len(self.results) - gradients} results"] if len(self.results) > gradients else []
@@ -267,7 +266,7 @@ class _Comparing:
         self.sides, self.given, self.tolerance, self.grads = sides, given, tolerance, grads
         self.runs = _with_results_as_points((sides[0].run(), sides[1].run()))
         self.unchecked: list[str] = []
-        self._noise: list[dict[Any, list[np.ndarray]]] | None = None
+        self._noise: dict[bool, _Noise] = {}
 
     def comparison(self) -> Comparison:
         points, others = (Points(run.points) for run in _stacked_alike(self.runs))
@@ -284,9 +283,11 @@ class _Comparing:
         kept = {(d.path, d.part, d.call, d.iteration, d.gradient) for d in drifts}
         pairs = [p for p in pairs if _key(p.first) in kept or p.by != "order"]
         matches = tuple(Match(points.label(p.first), others.label(p.second), p.by) for p in pairs)
-        if not drifts and not results:
+        if not any((d.size and not (d.result and d.gradient)) or d.note for d in (*drifts, *results)):
             raise NothingComparedError(_nothing(*self.runs))
         parting = self.parting(pairs, drifts, results)
+        if all(not d.differs for d in (*drifts, *results)):
+            self.unchecked += self.blind_spots(pairs, results)
         return Comparison(
             tuple(drifts),
             _only(points, [p.first for p in pairs]),
@@ -297,6 +298,39 @@ class _Comparing:
             tuple(self.unchecked),
             parting,
         )
+
+    def blind_spots(self, pairs: list[Pair], results: list[Drift]) -> list[str]:
+        """What a comparison that found no difference could not have seen."""
+        spots = []
+        of_results = match_results(*[run.results or () for run in self.runs]) or []
+        for pair in (*of_results, *(pairs if not of_results else ())):
+            a, b = pair.first.array, pair.second.array
+            name = f"{pair.first.path}{pair.first.part}"
+            if a.dtype != b.dtype:
+                spots.append(f"the dtype of {name}: {a.dtype} against {b.dtype}")
+            if not a.size:
+                spots.append(f"{name}: it has no elements")
+            elif not_finite := int(np.sum(~np.isfinite(wide(a)))):
+                spots.append(f"{not_finite} of {a.size} elements of {name}: they are NaN or infinite in both")
+        for drift in results:
+            limit = None if drift.gradient or not drift.size else drift.limit
+            if limit is not None and _COARSE < limit < np.inf:
+                spots.append(
+                    f"differences of {drift.place} below {limit:.2g} of its norm: rounding alone explains them"
+                )
+        one, other = (run.texts for run in self.runs)
+        for place in [place for place in one if place in other and one[place] != other[place]]:
+            spots.append(f"{RESULT}{place}, which is no array: {one[place]!r} against {other[place]!r}")
+        (dtype, line), (other_dtype, other_line) = (
+            side.coarsest_dtype(run) for side, run in zip(self.sides, self.runs)
+        )
+        if dtype is not None and other_dtype is not None and dtype != other_dtype:
+            at = [f" ({short_place(source)})" if source else "" for source in (line, other_line)]
+            spots.append(
+                f"what is lost in the coarser precision: the first program computes in {dtype}{at[0]}, "
+                f"the second in {other_dtype}{at[1]}"
+            )
+        return spots
 
     def judged(self, pairs: list[Pair], points: Points, others: Points) -> list[Drift]:
         both = [pair for pair in pairs if pair.first.taken or pair.second.taken]
@@ -312,10 +346,9 @@ class _Comparing:
         one, other = pair.first.array, pair.second.array
         if drift.note and (one.shape == other.shape or one.size != other.size):
             return drift
-        return judge(pair, self.measured_tolerance(), self.noise_of(pair), second, result=result)
-
-    def measured_tolerance(self) -> Tolerance:
-        return dataclasses.replace(self.tolerance, fallback=None if self.noise else self.fallback())
+        noise = self.noise(gradients=pair.first.gradient and not self.sides_have_gradients)
+        tolerance = dataclasses.replace(self.tolerance, fallback=None if noise.is_known else self.fallback())
+        return judge(pair, tolerance, noise.of(pair), second, result=result)
 
     def fallback(self) -> float:
         """The limit where noise cannot be measured: eight times the precision of the coarsest dtype, at least 1e-4."""
@@ -323,32 +356,24 @@ class _Comparing:
         return max(1e-4, 8 * epsilon(*arrays))
 
     @property
-    def noise(self) -> list[dict[Any, list[np.ndarray]]]:
-        """For each side, what the points are where the arithmetic rounds differently; empty if that is not known."""
-        if self._noise is None:
-            self._noise = []
+    def sides_have_gradients(self) -> bool:
+        """Whether the programs, as they run, have gradients at their sites."""
+        return bool(self.grads)
+
+    def noise(self, *, gradients: bool) -> _Noise:
+        """What the points are where the arithmetic rounds differently, with gradients at the sites or without."""
+        if gradients not in self._noise:
+            draws = []
             for side, which in zip(self.sides, ("first", "second")):
-                draws, problem = side.rounded_otherwise(_DRAWS)
+                runs, problem = side.rounded_otherwise(_DRAWS, gradients=gradients)
                 if problem:
                     reason = f"the noise of the {which} program's arithmetic: {problem}"
                     self.unchecked.append(f"{reason}; values may differ by {self.fallback():.2g} of their norm")
-                    self._noise = []
-                    return self._noise
-                arrays: dict[Any, list[np.ndarray]] = {}
-                for run in draws:
-                    for p in (*run.points, *(run.results or ())):
-                        arrays.setdefault(p.key, []).append(p.array)
-                self._noise.append(arrays)
-        return self._noise
-
-    def noise_of(self, pair: Pair) -> list[Distance]:
-        found = []
-        for point, arrays in zip((pair.first, pair.second), self.noise):
-            for whole in arrays.get(point.key, ()):
-                moved = whole if point.row is None else whole[point.row]
-                if moved.shape == point.array.shape:
-                    found.append(distance(moved, point.array))
-        return found
+                    draws = []
+                    break
+                draws.append(runs)
+            self._noise[gradients] = _Noise(draws)
+        return self._noise[gradients]
 
     def result_drifts(self) -> list[Drift]:
         ours, theirs = (run.results or () for run in self.runs)
@@ -357,7 +382,9 @@ class _Comparing:
             whole = Point(RESULT, "", 0, (), False, np.zeros(0), "")
             drift = judge(Pair(whole, whole, "path"), self.tolerance, [], result=True)
             return [dataclasses.replace(drift, note=f"{len(ours)} arrays against {len(theirs)}", differs=True)]
-        return [self.judge(pair, result=True) for pair in pairs]
+        names = [p.second.part and f"{RESULT}{p.second.part}" for p in pairs]
+        same = [p.first.part == p.second.part or p.by != "path" for p in pairs]
+        return [self.judge(p, "" if is_same else name, result=True) for p, name, is_same in zip(pairs, names, same)]
 
     def gradient_drifts(self) -> list[Drift]:
         shapes = [[p.array.shape for p in run.results or ()] for run in self.runs]
@@ -380,13 +407,13 @@ class _Comparing:
     def parting(self, pairs: list[Pair], drifts: list[Drift], results: list[Drift]) -> Parting | None:
         """The operation at which the programs part, if they differ."""
         first = next((d for d in (*drifts, *results) if d.differs), None)
-        if first is None or first.note:  # a note says what there is to say: other shapes, other branches
+        if first is None or (first.result and first.note):  # a note says what there is to say: other shapes
             return None
         wanted = (first.path, first.part, first.call, first.iteration, first.gradient)
-        at = [(p.first.array, p.second.array) for p in pairs if _key(p.first) == wanted]
+        at = [(p.first.array, p.second.array) for p in pairs if _key(p.first) == wanted and not first.note]
         allowed = max((d.limit or 0.0 for d in results if not d.gradient), default=0.0)
         try:
-            tapes = [_gradient_tape(side) if first.gradient else side.tape() for side in self.sides]
+            tapes = [side.tape(gradient=first.gradient) for side in self.sides]
             return None if tapes[0] is None or tapes[1] is None else find_parting(tapes[0], tapes[1], at, allowed)
         except Exception as error:  # a helper to the answer, which is known: an operation may not run alone
             self.unchecked.append(f"single operations: {type(error).__name__}: {str(error)[:150]}")
@@ -398,6 +425,33 @@ class _Comparing:
         return self.judged(match(points, others, {}), points, others)
 
 
+class _Noise:
+    """What points are where the arithmetic rounds differently.
+
+    Args:
+        draws: For each side several runs; empty if they are not known.
+    """
+
+    def __init__(self, draws: list[list[Run]]) -> None:
+        self.is_known = bool(draws)
+        self._arrays: list[dict[Any, list[np.ndarray]]] = []
+        for runs in draws:
+            arrays: dict[Any, list[np.ndarray]] = {}
+            for p in [p for run in runs for p in (*run.points, *(run.results or ()))]:
+                arrays.setdefault(p.key, []).append(p.array)
+            self._arrays.append(arrays)
+
+    def of(self, pair: Pair) -> list[Distance]:
+        """How far rounding moved the points of a pair."""
+        distances = []
+        for point, arrays in zip((pair.first, pair.second), self._arrays):
+            for whole in arrays.get(point.key, ()):
+                moved = whole if point.row is None else whole[point.row]
+                if moved.shape == point.array.shape:
+                    distances.append(distance(moved, point.array))
+        return distances
+
+
 def _gradient_noise(found: Gradients, pair: Pair) -> list[Distance]:
     return [
         distance(moved, point.array)
@@ -405,12 +459,6 @@ def _gradient_noise(found: Gradients, pair: Pair) -> list[Distance]:
         for moved in found.noise(point)
         if moved.shape == point.array.shape
     ]
-
-
-def _gradient_tape(side: Side) -> Tape | None:
-    """The operations of the gradient of a program."""
-    program = side.traced()
-    return None if isinstance(program, str) else tape_of(with_gradient(program))
 
 
 def _with_results_as_points(runs: tuple[Run, Run]) -> tuple[Run, Run]:
@@ -427,9 +475,10 @@ def _key(p: Point) -> tuple[Any, ...]:
 
 def _without_guesses(drifts: list[Drift], results: list[Drift]) -> list[Drift]:
     """Without values that differ and may not correspond, if what follows from them does not differ."""
-    if not results or any(d.differs for d in results) or any(d.differs and not _is_guess(d) for d in drifts):
-        return drifts
-    return [d for d in drifts if not d.differs or not _is_guess(d)]
+    agreeing = [i for i, d in enumerate(drifts) if not d.differs and d.by != "order"]
+    certain = any(d.differs for d in results) or any(d.differs and not _is_guess(d) for d in drifts)
+    last = (agreeing[-1] if agreeing else -1) if certain or not results else len(drifts)
+    return [d for i, d in enumerate(drifts) if not d.differs or not _is_guess(d) or i > last]
 
 
 def _is_guess(drift: Drift) -> bool:
@@ -467,7 +516,7 @@ def _by_path(run: Run) -> dict[Any, list[Point]]:
 
 def _nothing(ours: Run, theirs: Run) -> str:
     has = [
-        f"the {which} returns no arrays and has "
+        f"the {which} returns no {'arrays with elements' if run.results else 'arrays'} and has "
         + (", ".join(dict.fromkeys(p.path for p in run.points)) if run.points else "no sites with arrays")
         for which, run in (("first", ours), ("second", theirs))
     ]

@@ -111,7 +111,7 @@ class Tolerance:
     def limit(self, a: np.ndarray, b: np.ndarray, noise: list[Distance]) -> Limit:
         """The limit of two arrays, given how far rounding alone moved them."""
         if self.norm is not None:
-            return Limit(self.norm)
+            return Limit(self.norm, largest=np.inf)
         limit = Limit(max(_UNITS * epsilon(a, b), self.fallback or 0.0 if epsilon(a, b) else 0.0))
         for one in noise:
             limit = limit.or_more(one, _UNITS)
@@ -128,15 +128,14 @@ def judge(pair: Pair, tolerance: Tolerance, noise: list[Distance], second: str =
     limit = tolerance.limit(a.array, b.array, noise)
     agree = functools.partial(_agrees, a.array, tolerance=tolerance, limit=limit)
     array, layout = b.array, ""
-    is_weight = result and pair.by == "value"  # its gradient has its layout
-    if a.array.shape != b.array.shape and (not result or is_weight):
+    if a.array.shape != b.array.shape and not result:
         same = arranged(b.array, a.array, agree) or only_by_shape(b.array, a.array.shape)
         if same is None:
             return made.noted(f"shape {list(a.array.shape)} against {list(b.array.shape)}")
-        array, layout = same
+        array, layout = same[0], str(same[1])
     elif a.array.shape != b.array.shape:
         same = arranged(b.array, a.array, agree)
-        more = f"; the same numbers, {same[1]}" if same else ""
+        more = f"; the same numbers, {same[1]}" if same and str(same[1]) else ""
         return made.noted(f"shape {list(a.array.shape)} against {list(b.array.shape)}{more}")
     return made.measured(array, layout, tolerance, limit, times)
 

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Literal, TypeVar
 
+from sonde.port.layouts import are_arranged
 from sonde.port.prints import Prints, print_of
 from sonde.tools.comparison.runs import Point
 
@@ -103,10 +104,14 @@ def _left(first: Points, second: Points, pairs: Sequence[Pair], by: By) -> tuple
 def match_results(ours: Sequence[Point], theirs: Sequence[Point]) -> list[Pair] | None:
     """The results of two programs that correspond; None if they do not.
 
-    Results of one structure correspond by place. Else the names in both must be the same, and where one program has a
-    list, the other may have all its elements in one array.
+    Results of the same names correspond by name: dicts may be in another order. Others correspond by place if there are
+    as many. Else the names in both must be the same, and where one program has a list, the other may have all its
+    elements in one array.
     """
     if len(ours) == len(theirs):
+        by_name = {p.part: p for p in theirs}
+        if by_name.keys() == {p.part for p in ours}:
+            return [Pair(p, by_name[p.part], "path") for p in ours]
         return [Pair(a, b, "path") for a, b in zip(ours, theirs)]
     groups, others = (_groups(side, lambda p: _words(p.part)) for side in (ours, theirs))
     if groups.keys() != others.keys():
@@ -207,10 +212,11 @@ def _by_value(left: Sequence[Point], right: Sequence[Point]) -> list[Pair]:
     pairs, taken = [], set()
     for p in left:
         # Of several equal values, the first that is left: both programs are in order.
-        candidates = [q for q in prints.equal_to(print_of(p.array)) if id(q) not in taken and q.gradient == p.gradient]
-        if candidates:
-            taken.add(id(candidates[0]))
-            pairs.append(Pair(p, candidates[0], "value"))
+        candidates = (q for q in prints.equal_to(print_of(p.array)) if id(q) not in taken and q.gradient == p.gradient)
+        match = next((q for q in candidates if are_arranged(q.array, p.array)), None)
+        if match is not None:
+            taken.add(id(match))
+            pairs.append(Pair(p, match, "value"))
     return pairs
 
 
@@ -219,7 +225,9 @@ def _by_order(first: Points, second: Points, known: Sequence[Pair]) -> list[Pair
     ours = {id(p): i for i, p in enumerate(first.all)}
     theirs = {id(p): i for i, p in enumerate(second.all)}
     anchors = _increasing(sorted((ours[id(k.first)], theirs[id(k.second)]) for k in known if id(k.second) in theirs))
-    left_over = {id(p) for side in _left(first, second, known, "order") for p in side}
+    left, right = _left(first, second, known, "order")
+    # What has the numbers of any value of the other program is no counterpart of one that has not.
+    left_over = {id(p) for p in (*_without_like(left, second.all), *_without_like(right, first.all))}
     pairs = []
     edges = [(-1, -1), *anchors, (len(first.all), len(second.all))]
     for (a, b), (c, d) in itertools.pairwise(edges):
@@ -231,6 +239,13 @@ def _by_order(first: Points, second: Points, known: Sequence[Pair]) -> list[Pair
         if same:
             pairs += [Pair(p, q, "order") for p, q in zip(left, right)]
     return pairs
+
+
+def _without_like(points: Sequence[Point], others: Sequence[Point]) -> list[Point]:
+    prints = Prints()
+    for p in others if points else ():
+        prints.add(print_of(p.array), p)
+    return [p for p in points if not any(are_arranged(q.array, p.array) for q in prints.equal_to(print_of(p.array)))]
 
 
 def _increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from sonde.core import InsideRequest, Pattern, Recording, Records, arrays_in, expand, make_records, run_with
 from sonde.port.rounding import rounded_otherwise
-from sonde.programs.traced import Program, is_number, trace
+from sonde.programs.traced import Program, is_number
 from sonde.tools.execution.program_order import ProgramOrder, numbered_calls
 from sonde.tools.execution.record_values import Seen, each_seen, on_host
 
@@ -63,10 +63,12 @@ class Run:
     Attributes:
         points: The values at its sites, as it ran: forward before backward.
         results: What it returned; None if that is not known, or is among the points.
+        texts: Strings that it returned, by place: they are no numbers.
     """
 
     points: tuple[Point, ...]
     results: tuple[Point, ...] | None
+    texts: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def run_side(
@@ -92,28 +94,28 @@ def run_side(
     arrays = on_host([([_as_numbers(x) for x in arrays_in(s.value)], s.taken, s.count) for s in seen], "compare")
     points = [p for s, (values, taken, count) in zip(seen, arrays) for p in _points(s, values, taken, count, order)]
     points.sort(key=lambda point: point.order)
-    return Run(tuple(points), results_of(result))
+    leaves = jax.tree_util.tree_flatten_with_path(result)[0]
+    texts = {jax.tree_util.keystr(keys): leaf for keys, leaf in leaves if isinstance(leaf, str)}
+    return Run(tuple(points), results_of(result), texts)
 
 
 def run_rounded_otherwise(
-    f: Callable,
+    make: Callable[[], Program],
     patterns: Sequence[Pattern],
     grads: bool,
     inside: InsideRequest | None,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
     draws: int,
 ) -> list[Run]:
-    """The same with arithmetic that rounds differently, several times; see `sonde.port.rounding`.
+    """Runs a program with arithmetic that rounds differently, several times; see `sonde.port.rounding`.
 
-    Raises what tracing raises.
+    `make` traces it. Raises what tracing raises.
     """
     programs: list[Program] = []
 
     def moved(draw: int) -> Any:
         # Traced in a capture, the program has its sites.
         if not programs:
-            programs.append(trace(f, args, kwargs))
+            programs.append(make())
         return rounded_otherwise(programs[0], draw)
 
     runs = []
@@ -122,6 +124,13 @@ def run_rounded_otherwise(
         results = [dataclasses.replace(p, part=name) for p, name in zip(run.results or (), programs[0].output_names)]
         runs.append(Run(run.points, tuple(results)))
     return runs
+
+
+def traced_with_sites(make: Callable[[], Program], inside: InsideRequest | None) -> Program:
+    """A program that is traced in a capture, so that it has its sites; only to be taken apart."""
+    programs: list[Program] = []
+    run_side(lambda: programs.append(make()), (), False, inside, (), {})
+    return programs[0]
 
 
 def points_of(records: Records) -> tuple[Point, ...]:

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import jax
 import numpy as np
 
 from sonde.core import InsideRequest, Pattern, Records, check_callable, glob_matches
+from sonde.port.difference import coarsest
 from sonde.port.files import read_named_arrays
 from sonde.port.gradients import differentiable, with_gradient
 from sonde.port.onnx import run_onnx
 from sonde.port.parameters import match_parameters
 from sonde.port.prints import print_of
-from sonde.port.rounding import rounded_otherwise
+from sonde.port.rounding import coarsest_dtype, rounded_otherwise
 from sonde.port.torch import is_torch_module, model_of_folder
 from sonde.programs.traced import Program, trace
 from sonde.programs.unrolled import Tape, tape_of
 from sonde.tools.comparison.matching import By, Pair
-from sonde.tools.comparison.runs import RESULT, Point, Run, points_of, run_rounded_otherwise, run_side
+from sonde.tools.comparison.runs import (
+    RESULT,
+    Point,
+    Run,
+    points_of,
+    run_rounded_otherwise,
+    run_side,
+    traced_with_sites,
+)
 from sonde.tools.execution.record_values import on_host
 
 
@@ -56,20 +67,23 @@ class Side(Protocol):
         """The same with gradients at the sites."""
         ...
 
-    def rounded_otherwise(self, draws: int) -> tuple[list[Run], str]:
-        """What it computes if the arithmetic rounds differently, several times; or why that is not known."""
+    def rounded_otherwise(self, draws: int, *, gradients: bool = False) -> tuple[list[Run], str]:
+        """What it computes if the arithmetic rounds differently, several times; or why that is not known.
+
+        With `gradients`, with the gradients at its sites.
+        """
         ...
 
-    def traced(self) -> Program | str:
-        """The traced program, or why there is none."""
+    def coarsest_dtype(self, run: Run) -> tuple[Any, str]:
+        """The dtype of the lowest precision that it computes in, and a line that does; None if that is not known."""
         ...
 
     def gradients(self) -> SideGradients | str:
         """The gradients of its results, or why there are none; `""` if that need not be said."""
         ...
 
-    def tape(self) -> Tape | None:
-        """Its single operations; None if they are not known."""
+    def tape(self, *, gradient: bool = False) -> Tape | None:
+        """Its single operations, or those of its gradient; None if they are not known."""
         ...
 
 
@@ -90,35 +104,47 @@ class ProgramSide:
 
     def run(self) -> Run:
         """What it computes."""
-        return run_side(self.f, self.patterns, self.grads, self.inside, self.args, self.kwargs)
+        # A jitted function may donate its arguments, which the other side needs.
+        keeps = not isinstance(self.program, str) and not self.program.donates
+        args, kwargs = (self.args, self.kwargs) if keeps else jax.tree.map(_copied, (self.args, self.kwargs))
+        return run_side(self.f, self.patterns, self.grads, self.inside, args, kwargs)
 
     def run_with_gradients(self) -> Run:
         """The same with gradients at the sites."""
 
         def differentiated() -> Any:
-            program = with_gradient(trace(self.f, self.args, self.kwargs))
+            program = self._gradient_traced_again()
             return program(*program.values)
 
         return run_side(differentiated, self.patterns, True, self.inside, (), {})
 
-    def rounded_otherwise(self, draws: int) -> tuple[list[Run], str]:
+    def rounded_otherwise(self, draws: int, *, gradients: bool = False) -> tuple[list[Run], str]:
         """What it computes if the arithmetic rounds differently."""
-        request = self.f, self.patterns, self.grads, self.inside, self.args, self.kwargs
+        make = self._gradient_traced_again if gradients else functools.partial(trace, self.f, self.args, self.kwargs)
         try:
-            return run_rounded_otherwise(*request, draws), ""
+            return run_rounded_otherwise(make, self.patterns, self.grads or gradients, self.inside, draws), ""
         except Exception as error:  # it branches on values, has state, or an operation without a rule
             return [], _first_line(error)
 
-    def traced(self) -> Program | str:
+    def _gradient_traced_again(self) -> Program:
+        """The gradient, traced in the running capture: it then has the sites of the program."""
+        return with_gradient(trace(self.f, self.args, self.kwargs))
+
+    @functools.cached_property
+    def program(self) -> Program | str:
         """The traced program, or why there is none."""
         try:
             return trace(self.f, self.args, self.kwargs)
         except Exception as error:
             return _first_line(error)
 
+    def coarsest_dtype(self, run: Run) -> tuple[Any, str]:
+        """The dtype of the lowest precision among its equations."""
+        return (None, "") if isinstance(self.program, str) else coarsest_dtype(self.program)
+
     def gradients(self) -> SideGradients | str:
         """The gradients of its results."""
-        program = self.traced()
+        program = self.program
         if isinstance(program, str):
             return f"cannot be traced ({program})"
         try:
@@ -131,10 +157,12 @@ class ProgramSide:
             gradient.output_names, inputs, arrays, lambda draw: _on_host(rounded_otherwise(gradient, draw))
         )
 
-    def tape(self) -> Tape | None:
+    def tape(self, *, gradient: bool = False) -> Tape | None:
         """Its single operations."""
-        program = self.traced()
-        return None if isinstance(program, str) else tape_of(program)
+        if isinstance(self.program, str):
+            return None
+        make = self._gradient_traced_again if gradient else functools.partial(trace, self.f, self.args, self.kwargs)
+        return tape_of(traced_with_sites(make, self.inside))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,19 +183,19 @@ class StoredSide:
         """The values, with gradients if they were recorded."""
         return self.run()
 
-    def rounded_otherwise(self, draws: int) -> tuple[list[Run], str]:
+    def rounded_otherwise(self, draws: int, *, gradients: bool = False) -> tuple[list[Run], str]:
         """Nothing: the noise of the other side has to do."""
         return [], ""
 
-    def traced(self) -> Program | str:
-        """There is no program."""
-        return ""
+    def coarsest_dtype(self, run: Run) -> tuple[Any, str]:
+        """Not known: values may have been stored in another dtype."""
+        return None, ""
 
     def gradients(self) -> SideGradients | str:
         """There are none."""
         return ""
 
-    def tape(self) -> Tape | None:
+    def tape(self, *, gradient: bool = False) -> Tape | None:
         """There are no operations."""
         return None
 
@@ -211,19 +239,19 @@ class TorchSide:
         results = tuple(Point(RESULT, place, 0, (), False, array, "") for place, array in run.results)
         return Run(tuple(sorted(points, key=lambda p: p.order)), results)
 
-    def rounded_otherwise(self, draws: int) -> tuple[list[Run], str]:
+    def rounded_otherwise(self, draws: int, *, gradients: bool = False) -> tuple[list[Run], str]:
         """What it computes if the arithmetic rounds differently."""
         from sonde.port.torch import TorchRun, rounding_mode
 
         runs = [
-            TorchRun.of(self.module, self.args, self.kwargs, grads=False, around=rounding_mode(draw))
+            TorchRun.of(self.module, self.args, self.kwargs, grads=gradients, around=rounding_mode(draw))
             for draw in range(draws)
         ]
         return [self._run(run) for run in runs], ""
 
-    def traced(self) -> Program | str:
-        """There is no program of JAX."""
-        return "it is a PyTorch module"
+    def coarsest_dtype(self, run: Run) -> tuple[Any, str]:
+        """The dtype of the lowest precision that its submodules return."""
+        return coarsest(p.array.dtype for p in (*run.points, *(run.results or ()))), ""
 
     def gradients(self) -> SideGradients | str:
         """The gradients of its results, by PyTorch."""
@@ -240,11 +268,11 @@ class TorchSide:
             lambda draw: torch_gradients(self.module, self.args, self.kwargs, around=rounding_mode(draw))[2],
         )
 
-    def tape(self) -> Tape | None:
+    def tape(self, *, gradient: bool = False) -> Tape | None:
         """Its operations."""
         from sonde.port.torch import torch_tape
 
-        return torch_tape(self.module, self.args, self.kwargs)
+        return None if gradient else torch_tape(self.module, self.args, self.kwargs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,19 +303,19 @@ class OnnxSide:
         """The same: a graph has no gradients."""
         return self.run()
 
-    def rounded_otherwise(self, draws: int) -> tuple[list[Run], str]:
+    def rounded_otherwise(self, draws: int, *, gradients: bool = False) -> tuple[list[Run], str]:
         """Nothing: the noise of the other side has to do."""
         return [], ""
 
-    def traced(self) -> Program | str:
-        """There is no program of JAX."""
-        return "it is an ONNX file"
+    def coarsest_dtype(self, run: Run) -> tuple[Any, str]:
+        """Not known: values may have been stored in another dtype."""
+        return None, ""
 
     def gradients(self) -> SideGradients | str:
         """There are none."""
         return "is an ONNX file, which has none"
 
-    def tape(self) -> Tape | None:
+    def tape(self, *, gradient: bool = False) -> Tape | None:
         """There are no operations that can be run alone."""
         return None
 
@@ -347,31 +375,31 @@ class Gradients:
     pairs: list[Pair]
     unchecked: list[str]
     _sides: tuple[SideGradients, SideGradients]
-    _positions: dict[int, tuple[int, tuple[int, ...], int | None]]  # by identity: side, gradients to be added, row
+    _made: dict[int, tuple[int, _Pick]] = dataclasses.field(default_factory=dict)  # by identity of the point
     _draws: dict[int, list[Sequence[np.ndarray]]] = dataclasses.field(default_factory=dict)
 
-    def add(self, label: str, by: By, *where: tuple[tuple[int, ...], int | None]) -> None:
-        """Adds a pair: for each side the numbers of the gradients that are added, and which row of the sum it is."""
+    def add(self, label: str, by: By, *picks: _Pick) -> None:
+        """Adds a pair, which each side makes of its gradients."""
         points = []
-        for side, (numbers, row) in enumerate(where):
-            array = _part(self._sides[side].arrays, numbers, row)
-            points.append(Point(f"the gradient of {label}", "", 0, (), True, array, ""))
-            self._positions[id(points[-1])] = side, numbers, row
+        for side, pick in enumerate(picks):
+            points.append(Point(f"the gradient of {label}", "", 0, (), True, pick(self._sides[side].arrays), ""))
+            self._made[id(points[-1])] = side, pick
         self.pairs.append(Pair(points[0], points[1], by))
 
     def noise(self, point: Point) -> list[np.ndarray]:
         """The gradient as it is where the arithmetic rounds differently, several times."""
-        side, numbers, row = self._positions[id(point)]
+        side, pick = self._made[id(point)]
         if side not in self._draws:
             self._draws[side] = [self._sides[side].rounded_otherwise(draw) for draw in range(3)]
-        return [_part(arrays, numbers, row) for arrays in self._draws[side]]
+        return [pick(arrays) for arrays in self._draws[side]]
 
 
-def _part(arrays: Sequence[np.ndarray], numbers: tuple[int, ...], row: int | None) -> np.ndarray:
-    total = arrays[numbers[0]]
-    for number in numbers[1:]:
-        total = total + arrays[number]
-    return total if row is None else total[row]
+_Pick = Callable[[Sequence[np.ndarray]], np.ndarray]
+
+
+def _sum_of(numbers: Sequence[int], then: Callable[[np.ndarray], np.ndarray] = lambda x: x) -> _Pick:
+    """The sum of some gradients, as a function of all of them."""
+    return lambda arrays: then(functools.reduce(np.add, [arrays[number] for number in numbers]))
 
 
 def gradient_pairs(first: Side, second: Side) -> Gradients | str:
@@ -385,32 +413,38 @@ def gradient_pairs(first: Side, second: Side) -> Gradients | str:
         if isinstance(made, str):
             return made and f"gradients: the {which} program {made}"
         sides.append(made)
-    found = Gradients([], [], (sides[0], sides[1]), {})
+    gradients = Gradients([], [], (sides[0], sides[1]))
     # Arguments correspond by place.
     named = {name: k for k, name in enumerate(sides[1].names) if name}
     for i, name in enumerate(sides[0].names):
         if name in named and np.array_equal(sides[0].inputs[i], sides[1].inputs[named[name]]):
-            found.add(f"argument {name}", "path", ((i,), None), ((named[name],), None))
+            gradients.add(f"argument {name}", "path", _sum_of([i]), _sum_of([named[name]]))
     weights = [[i for i, name in enumerate(side.names) if not name] for side in sides]
     arrays = [[side.inputs[i] for i in numbers] for side, numbers in zip(sides, weights)]
+    matches = match_parameters(*arrays)
     added: set[int] = set()
-    for m in match_parameters(*arrays):
+    for m in matches:
         copies = _copies(arrays[0], m.first), _copies(arrays[1], m.second)
         if m.first in added:
             continue
-        one = m.row is None and len(copies[0]) != len(copies[1])  # tied in one program, and two arrays in the other
+        one = m.part is None and len(copies[0]) != len(copies[1])  # tied in one program, and two arrays in the other
         chosen = [
-            tuple(numbers[k] for k in (mine if one else (number,)))
-            for numbers, mine, number in zip(weights, copies, (m.first, m.second))
+            [numbers[k] for k in (own if one else (number,))]
+            for numbers, own, number in zip(weights, copies, (m.first, m.second))
         ]
         added |= set(copies[0]) if one else set()
         label = f"weight {m.first} {arrays[0][m.first].dtype}{list(np.shape(arrays[0][m.first]))}"
         if not one and any(_has_other_layouts(side, k) for side, k in zip(arrays, (m.first, m.second))):
-            found.unchecked.append(f"the gradient of {label}: the programs have it in several layouts")
+            gradients.unchecked.append(f"the gradient of {label}: the programs have it in several layouts")
             continue
-        rows = (m.row, None) if m.of_first else (None, m.row)
-        found.add(label, "value", (chosen[0], rows[0]), (chosen[1], rows[1]))
-    return found
+        picks = [_sum_of(n, functools.partial(m.of, is_first=i == 0)) for i, n in enumerate(chosen)]
+        gradients.add(label if m.part is None or not m.of_first else m.part.code(label), "value", *picks)
+    matched = {m.first for m in matches}, {m.second for m in matches}
+    left = [[x for i, x in enumerate(side) if i not in known and x.size > 1] for side, known in zip(arrays, matched)]
+    if left[0] and left[1]:
+        counts = [f"{len(own)} of the {which} program" for own, which in zip(left, ("first", "second"))]
+        gradients.unchecked.append(f"gradients of weights that have no counterpart: {' and '.join(counts)}")
+    return gradients
 
 
 def _copies(arrays: Sequence[np.ndarray], number: int) -> tuple[int, ...]:
@@ -430,6 +464,10 @@ def _has_other_layouts(arrays: Sequence[np.ndarray], number: int) -> bool:
         and np.array_equal(np.sort(x.ravel()), np.sort(own.ravel()))
         for x in arrays
     )
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, jax.Array) else leaf
 
 
 def _on_host(values: Sequence[Any]) -> list[np.ndarray]:
