@@ -1,5 +1,8 @@
 """Replacing values at sites, against programs in which the replacement is written out."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -271,3 +274,52 @@ def test_an_array_at_some_positions():
     np.testing.assert_array_equal(changed, [[0, 0], [4, 6], [0, 0]])
     of_columns = edit(f, {"h": Edit(lambda v: v + 1, positions=1, position_axis=-1)})(x)
     np.testing.assert_array_equal(of_columns, x * 2 + jnp.array([0, 1]))
+
+
+def rows_of_scan(x):
+    return lax.scan(lambda c, w: (sow(jnp.sin(c * w) + c.mean(0), "h"), None), x, jnp.array([0.5, 1.0, 1.5]))[0].sum()
+
+
+def several_calls(x):
+    return sum(sow(jnp.sin(x) * k, "h").sum() for k in range(1, 4))
+
+
+TABLE = jnp.linspace(-1, 1, 6).reshape(3, 2)
+MADE: dict[str, Callable[[Any], Edit]] = {
+    "positions": lambda i: Edit(lambda h: h * 2, positions=i),
+    "positions of a value": lambda i: Edit(jnp.zeros((3, 2)), positions=i),
+    "positions of a gradient": lambda i: Edit(grad=lambda g: g * 2, positions=i),
+    "positions from the end": lambda i: Edit(lambda h: h * 2, positions=-1 - i),
+    "iterations": lambda i: Edit(lambda h: h * 2, iterations=i),
+    "calls": lambda i: Edit(lambda h: h * 2, calls=i),
+}
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint, lambda f: lambda x: jax.jit(f)(x) * 1.0])
+@pytest.mark.parametrize("made", MADE)
+def test_where_an_edit_applies_may_be_mapped(made, wrap):
+    f = several_calls if made == "calls" else rows_of_scan
+    program = jax.grad(wrap(f)) if "gradient" in made else wrap(f)
+    expected = jnp.stack([edit(program, {"h": MADE[made](i)})(TABLE) for i in range(3)])
+    one = lambda i: edit(program, {"h": MADE[made](i)})(TABLE)
+    np.testing.assert_allclose(jax.vmap(one)(jnp.arange(3)), expected, rtol=1e-5)
+    assert not np.allclose(expected[0], expected[1])
+
+
+def test_edits_at_mapped_positions_are_one_program():
+    traces = []
+
+    def f(x):
+        traces.append(x)
+        return sow(jnp.sin(x), "h").sum()
+
+    jitted = jax.jit(f)
+    for first in range(3):
+        one = lambda i, d: edit(jitted, {"h": Edit(lambda h: h + d, positions=i)})(TABLE)
+        jax.vmap(one)(jnp.arange(3) + first, jnp.arange(3.0) * first)
+    assert len(traces) == 1
+
+
+def test_a_traced_position_beyond_the_axis_is_nowhere():
+    f = lambda i: edit(lambda x: sow(x, "h"), {"h": Edit(jnp.zeros_like, positions=i, position_axis=0)})(jnp.ones(2))
+    np.testing.assert_array_equal(jax.vmap(f)(jnp.array([1, 2, -2, -3])), [[1, 0], [1, 1], [0, 1], [1, 1]])

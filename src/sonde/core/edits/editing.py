@@ -12,7 +12,7 @@ import numpy as np
 
 from sonde import _jax
 from sonde.core.edits.new_values import given_arrays, recorded_arrays
-from sonde.core.edits.plan import EditPlan, Step, Supply
+from sonde.core.edits.plan import TRACED, EditPlan, Step, Supply
 from sonde.core.interpret.handler import Handler
 from sonde.core.interpret.items import Extra
 from sonde.core.interpret.where import Where
@@ -47,11 +47,15 @@ class StepValues(NamedTuple):
 
     Attributes:
         new: The new value or the record, if it is not a function.
-        arrays: The arrays of its functions.
+        arrays: The arrays of its functions, and its positions if they are traced.
+        calls: Which calls, if they are traced.
+        iterations: Which iterations, if they are traced.
     """
 
     new: Any
     arrays: tuple[Any, ...]
+    calls: Any = None
+    iterations: Any = None
 
 
 class Editing(Handler):
@@ -145,7 +149,8 @@ class Editing(Handler):
         """Raises an error for a pattern, or a call number, that matched nothing."""
         super().finish()
         for step in self.plan.steps:
-            missed = set(step.calls or ()) - self._hit.get(step.pattern, set())
+            named = () if step.calls in (None, TRACED) else step.calls
+            missed = set(named) - self._hit.get(step.pattern, set())
             if missed and step.pattern is not None:
                 most = max(self._hit_counts(step.pattern), default=0)
                 raise EditError(
@@ -164,7 +169,7 @@ class Editing(Handler):
         call = self.counts.next(path)
         chosen = self.chosen(site, path)
         for step in self.plan.steps:
-            if step.pattern in chosen and (step.calls is None or call in step.calls):
+            if step.pattern in chosen and (step.calls in (None, TRACED) or call in step.calls):
                 instead = "edit an array that it is made of, or that is computed from it"
                 if site.depths is None:
                     instead = "use `sonde.sow` and its result there, or edit the output of a method"
@@ -210,9 +215,11 @@ class Editing(Handler):
     def _answer(self, supply: Supply, number: int, arrays: list[Any], where: Where) -> list[Any] | None:
         """Whether a step that chooses the site applies in this iteration, and its arrays; None if it does not."""
         step, values = self.plan.steps[number], self.values[number]
-        if step.calls is not None and where.call not in step.calls:
-            return None
         conditions: list[Any] = []
+        if step.calls == TRACED:
+            conditions.append(jnp.isin(where.call, values.calls))
+        elif step.calls is not None and where.call not in step.calls:
+            return None
         supplied: Sequence[Sequence[Any]] = ()
         if step.kind == "rule":
             if step.paths is not None and not step.paths.have(where.path):
@@ -221,7 +228,7 @@ class Editing(Handler):
                 from_rule = values.new(arrays, where)
             if from_rule is None:
                 return None
-            supplied, conditions = from_rule.arrays, [from_rule.applies]
+            supplied, conditions = from_rule.arrays, [*conditions, from_rule.applies]
         else:
             self._hit.setdefault(step.pattern, set()).add(where.call)
             if number in supply.failures:
@@ -231,7 +238,7 @@ class Editing(Handler):
                 supply.names[number].rows = frozenset(rows) if where.named else None
             conditions.append(where.is_in(rows) if where.named else None)
             if step.iterations is not None:
-                conditions.append(self._is_now(step.iterations, where))
+                conditions.append(self._is_now(step.iterations, values.iterations, where))
             if step.kind == "record":
                 new, taken = recorded_arrays(values.new, arrays, where.in_rows(rows))
                 conditions.append(taken)
@@ -253,7 +260,7 @@ class Editing(Handler):
             rows = [row for row in rows if recorded.has_row(row)]
         return rows
 
-    def _is_now(self, iterations: Any, where: Where) -> Any:
+    def _is_now(self, iterations: Any, traced: Any, where: Where) -> Any:
         site = where.site
         if not where.loops:
             raise EditError(f"edit of {site.path!r} ({site.line}): it names iterations, but the site is in no loop")
@@ -261,6 +268,8 @@ class Editing(Handler):
         if callable(iterations):
             with naming(site, "the iterations of an edit"):
                 return jnp.asarray(iterations(*(loop.index for loop in own)), bool)
+        if iterations is TRACED:
+            return jnp.isin(own[-1].index, traced)
         length = own[-1].length
         if length is not None and (beyond := [n for n in iterations if n >= length]):
             raise EditError(

@@ -30,14 +30,14 @@ class GradientEdit:
     Attributes:
         rebuild: Makes the function of the gradient, given its arrays.
         site: The site.
-        positions: Which positions along `axis` to change; None: all.
+        positions_in: Gives the positions along `axis` to change, given the arrays; None: all.
         axis: The axis of the positions.
         owner: Keeps the plan of the edit alive as long as programs refer to it.
     """
 
     rebuild: Callable[[Sequence[Any]], Any]
     site: Site
-    positions: tuple[int, ...] | None
+    positions_in: Callable[[Sequence[Any]], Any]
     axis: int
     owner: object
 
@@ -47,8 +47,9 @@ class GradientEdit:
         with with_capture_state(None), naming(site, "the gradient function of an edit"):
             result = self.rebuild(operands)(site.rebuild(cotangents))
             new = checked_leaves(result, cotangents, site, "the gradient of ")
-            if self.positions is not None:
-                new = at_positions(new, list(cotangents), self.positions, self.axis, site)
+            positions = self.positions_in(operands)
+            if positions is not None:
+                new = at_positions(new, list(cotangents), positions, self.axis, site)
             return [_jax.typed_like(a, b) for a, b in zip(new, cotangents)]
 
 

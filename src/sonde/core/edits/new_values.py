@@ -141,14 +141,25 @@ def arrays_to_add(delta: Any, arrays: Sequence[Any], where: Where) -> list[Any]:
     return new
 
 
-def at_positions(new: list[Any], old: list[Any], positions: Collection[int], axis: int, site: Site) -> list[Any]:
-    """The new arrays at some positions along an axis, and the old ones elsewhere."""
+def at_positions(
+    new: list[Any], old: list[Any], positions: Collection[int] | jax.Array, axis: int, site: Site
+) -> list[Any]:
+    """The new arrays at some positions along an axis, and the old ones elsewhere.
+
+    Positions that are traced may be beyond the axis: there is nothing to change there.
+    """
     arrays = []
     for a, b in zip(new, old):
         own = jnp.shape(b)
         if not -len(own) <= axis < len(own):
             raise EditError(f"edit of {site.path!r} ({site.line}): a value of shape {list(own)} has no axis {axis}")
         length = own[axis]
+        shape = [-1 if d == axis % len(own) else 1 for d in range(len(own))]
+        if isinstance(positions, jax.Array):
+            from_start = jnp.where(positions < 0, positions + length, positions).reshape(-1)
+            chosen = (jnp.arange(length)[:, None] == from_start).any(1)
+            arrays.append(jnp.where(chosen.reshape(shape), a, b))
+            continue
         beyond = [p for p in positions if not -length <= p < length]
         if beyond:
             raise EditError(
@@ -156,7 +167,6 @@ def at_positions(new: list[Any], old: list[Any], positions: Collection[int], axi
                 f"along axis {axis}"
             )
         chosen = np.isin(np.arange(length), [p % length for p in positions])
-        shape = [-1 if d == axis % len(own) else 1 for d in range(len(own))]
         arrays.append(jnp.where(jnp.asarray(chosen).reshape(shape), a, b))
     return arrays
 

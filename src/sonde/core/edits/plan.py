@@ -41,6 +41,7 @@ from sonde.core.session.closures import same_value
 from sonde.core.session.session import with_capture_state
 from sonde.core.session.state import CaptureState
 
+TRACED: Literal["traced"] = "traced"  # in place of numbers that are known only when the program runs
 FLAG_TYPE = _jax.typeof(np.zeros((), bool))
 _SUPPLY = View(role="supply")
 
@@ -134,9 +135,9 @@ class Step:
         pattern: Which sites; None for a rule, which decides itself.
         kind: What the new value is: that of a function, an array (or a pytree of arrays), that of a record, what a rule
             supplies (`editing.Rule`), or the old one if only the gradient is edited.
-        calls: Which calls of the site; None: all.
-        iterations: Which iterations, as in `sonde.Edit`.
-        positions: Which positions along `axis`; None: all.
+        calls: Which calls of the site; None: all. `TRACED`: those in `StepValues.calls`.
+        iterations: Which iterations, as in `sonde.Edit`. `TRACED`: those in `StepValues.iterations`.
+        positions: Which positions along `axis`; None: all. A function of the last arrays, if they are traced.
         axis: The axis of the positions.
         function: The function of the value, if any.
         gradient: The function of the gradient, if any.
@@ -148,9 +149,9 @@ class Step:
 
     pattern: Pattern | None
     kind: Literal["function", "value", "record", "rule", "keep"]
-    calls: tuple[int, ...] | None
+    calls: tuple[int, ...] | Literal["traced"] | None
     iterations: Any
-    positions: tuple[int, ...] | None
+    positions: tuple[int, ...] | Hoisted | None
     axis: int
     function: Hoisted | None
     gradient: Hoisted | None
@@ -168,10 +169,11 @@ class Step:
     def key(self) -> Hashable:
         """Equal for edits of which one program can serve both, given other arrays."""
         functions = [hoisted and hoisted.key for hoisted in (self.function, self.gradient)]
+        positions = self.positions.key if isinstance(self.positions, Hoisted) else self.positions
         pattern = _key_of(self.pattern) if callable(self.pattern) else self.pattern
         iterations = _key_of(self.iterations) if callable(self.iterations) else self.iterations
         return (
-            pattern, self.kind, self.calls, iterations, self.positions, self.axis, *functions,
+            pattern, self.kind, self.calls, iterations, positions, self.axis, *functions,
             self.may_be_absent, self.put, self.paths, self.counts_calls,
         )  # fmt: skip
 
@@ -182,8 +184,15 @@ class Step:
 
     @property
     def types(self) -> tuple[Any, ...]:
-        """The types of the arrays of its functions."""
-        return tuple(t for hoisted in (self.function, self.gradient) if hoisted is not None for t in hoisted.types)
+        """The types of the arrays of its functions, and of its positions if they are traced."""
+        parts = (self.function, self.gradient, self.positions)
+        return tuple(t for part in parts if isinstance(part, Hoisted) for t in part.types)
+
+    def positions_in(self, operands: Sequence[Any]) -> Any:
+        """The positions, given arrays of which the last ones are theirs."""
+        if not isinstance(self.positions, Hoisted):
+            return self.positions
+        return self.positions.rebuild(operands[len(operands) - len(self.positions.types) :])
 
     def may_match(self, relative: str) -> bool:
         """Whether the pattern may choose a site whose path ends in this."""
@@ -402,11 +411,11 @@ def _apply(running: RunningPlan, edited: Edited, site: Site) -> Edited:
         n = 0 if step.function is None else len(step.function.types)
         if step.function is not None:
             new = functools.partial(_new_arrays, step, named, running.outside, supply.names[number])
-            arrays = _where_it_applies(new, applies, arrays, operands[:n], number, supply)
+            arrays = _where_it_applies(new, applies, arrays, operands, number, supply)
         elif supplied:
-            arrays = _replaced(step, applies, supplied, arrays, named)
+            arrays = _replaced(step, applies, supplied, arrays, operands, named)
         if step.gradient is not None:
-            edit = GradientEdit(step.gradient.rebuild, named, step.positions, step.axis, plan)
+            edit = GradientEdit(step.gradient.rebuild, named, step.positions_in, step.axis, plan)
             gradients.append(_Gradients(edit, applies, tuple(operands[n:])))
     return Edited(arrays, gradients)
 
@@ -416,7 +425,7 @@ def _new_arrays(
 ) -> list[Any]:
     """What the function of an edit makes of the arrays. Captures around the edit see what it marks, below the site."""
     assert step.function is not None
-    function = step.function.rebuild(operands)
+    function = step.function.rebuild(operands[: len(step.function.types)])
     with (
         with_capture_state(outside),
         scope(name),
@@ -426,7 +435,7 @@ def _new_arrays(
     with with_capture_state(None):  # `jax.numpy` may be marked
         new = checked_leaves(result, arrays, site)
         if step.positions is not None:
-            new = at_positions(new, arrays, step.positions, step.axis, site)
+            new = at_positions(new, arrays, step.positions_in(operands), step.axis, site)
         return [_jax.typed_like(a, b) for a, b in zip(new, arrays)]
 
 
@@ -448,12 +457,14 @@ def _where_it_applies(
         return arrays
 
 
-def _replaced(step: Step, applies: Any, supplied: list[list[Any]], arrays: list[Any], site: Site) -> list[Any]:
+def _replaced(
+    step: Step, applies: Any, supplied: list[list[Any]], arrays: list[Any], operands: Sequence[Any], site: Site
+) -> list[Any]:
     assert step.put is not None
     with with_capture_state(None):
         values = step.put.combine(arrays, *supplied)
         if step.positions is not None:
-            values = at_positions(values, arrays, step.positions, step.axis, site)
+            values = at_positions(values, arrays, step.positions_in(operands), step.axis, site)
         if isinstance(applies, _jax.Tracer):
             values = [a if a is b else jnp.where(applies, a, b) for a, b in zip(values, arrays)]
         return [_jax.typed_like(a, b) for a, b in zip(values, arrays)]

@@ -14,7 +14,7 @@ from sonde._renames import with_old_attributes
 from sonde.core.edits.editing import Editing, Rule, StepValues, is_argument
 from sonde.core.edits.hoisting import hoist
 from sonde.core.edits.new_values import check_is_whole
-from sonde.core.edits.plan import REPLACED, EditPlan, Paths, Put, Step
+from sonde.core.edits.plan import REPLACED, TRACED, EditPlan, Paths, Put, Step
 from sonde.core.marks.path import Pattern, check_pattern
 from sonde.core.modules.call_stack import ModuleRequest
 from sonde.core.modules.roots import ModelsOfCall, models_of_call
@@ -53,7 +53,8 @@ class Edit:
             a boolean array. All, if None. Named loops (see `sonde.scope`) do not count, unless there are no others: the
             pattern chooses their rows.
         positions: Which indices along `position_axis` of the value: a number or several; negative ones count from the
-            end. All, if None. Under `vmap` a value is one example.
+            end. All, if None. Under `vmap` a value is one example. Calls, iterations and positions may be traced, as
+            where `jax.vmap` maps a function of them: then one program serves all.
         position_axis: The axis of the positions, in the arrays as they were marked; by default the last but one.
         grad: A function of the gradient at the site, in the form of the value, that returns the gradient to continue
             with: it sees what comes back from the value that the program uses. Alone, or beside a new value. Only
@@ -83,14 +84,14 @@ class Edit:
             raise TypeError(f"Edit(grad=...) takes a function of the gradient, got {self.grad!r}")
         if self.new is KEEP and self.grad is None:
             raise TypeError("Edit takes a new value, a function of the gradient (grad=), or both")
-        if self.positions is not None:
+        if self.positions is not None and not isinstance(self.positions, _jax.Tracer):
             positions = _several(self.positions)
             if isinstance(self.positions, str) or not all(hasattr(p, "__index__") for p in positions):
                 raise TypeError(f"Edit(positions=...) takes numbers, one or several, got {self.positions!r}")
             object.__setattr__(self, "positions", tuple(map(int, positions)))
         for name in ("calls", "iterations"):
             chosen = getattr(self, name)
-            if chosen is None or (name == "iterations" and callable(chosen)):
+            if chosen is None or isinstance(chosen, _jax.Tracer) or (name == "iterations" and callable(chosen)):
                 continue
             if isinstance(chosen, str) or not all(map(_is_count, _several(chosen))):
                 raise TypeError(f"Edit({name}=...) takes numbers counted from 0, one or several, got {chosen!r}")
@@ -279,12 +280,21 @@ def _plan_of(edits: Mapping[Pattern, Edit]) -> tuple[EditPlan, tuple[StepValues,
             kind = "value"
         put = REPLACED if kind in ("value", "record") else None
         gradient, more = (None, []) if wanted.grad is None else hoist(wanted.grad)
-        calls: Any = wanted.calls  # tuples, since `Edit` has checked them
-        positions: Any = wanted.positions
-        when = (calls, wanted.iterations, positions, wanted.position_axis)
+        positions: Any = wanted.positions  # a tuple, since `Edit` has checked it
+        chosen = []
+        if isinstance(positions, _jax.Tracer):
+            positions, chosen = hoist(positions)
+        calls, traced_calls = _static(wanted.calls)
+        iterations, traced_iterations = _static(wanted.iterations)
+        when = (calls, iterations, positions, wanted.position_axis)
         steps.append(Step(pattern, kind, *when, function, gradient, absent, put))
-        values.append(StepValues(new, (*arrays, *more)))
+        values.append(StepValues(new, (*arrays, *more, *chosen), traced_calls, traced_iterations))
     return EditPlan.of(steps), tuple(values)
+
+
+def _static(numbers: Any) -> tuple[Any, Any]:
+    """The part of some numbers that a plan has, and the part that belongs to a run."""
+    return (TRACED, numbers) if isinstance(numbers, _jax.Tracer) else (numbers, None)
 
 
 def _is_count(number: Any) -> bool:
