@@ -17,7 +17,17 @@ from measure import Row, table
 
 HERE = Path(__file__).parent
 PARTS = {
-    "engine": ("compiled", "calling", "editing", "eager", "tracing", "gradients", "importing", "gpu_transformer"),
+    "engine": (
+        "compiled",
+        "calling",
+        "editing",
+        "growing",
+        "eager",
+        "tracing",
+        "gradients",
+        "importing",
+        "gpu_transformer",
+    ),
     "nnx": ("nnx_dispatch", "nnx_construct", "nnx_tracing", "nnx_peers"),
     "tools": ("patching", "monitoring", "running", "at_size"),
     "inside": ("inside",),

@@ -39,8 +39,8 @@ class Hoisted(NamedTuple):
     rebuild: Callable[[Sequence[Any]], Any]
 
 
-def hoist(function: Callable[..., Any]) -> tuple[Hoisted, list[Any]]:
-    """A function without its arrays, and the arrays."""
+def hoist(function: object) -> tuple[Hoisted, list[Any]]:
+    """A function, or anything that has arrays in it, without its arrays, and the arrays."""
     search = _Search()
     key, remake = search.part(function)
     types = tuple(map(_jax.plain_type_of, search.arrays))

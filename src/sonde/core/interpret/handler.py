@@ -140,7 +140,7 @@ class Handler:
 
     def _within(self, names: tuple[Any, ...]) -> tuple[Within, ...]:
         """The rows for which code runs in scopes with these names, opened where the handler runs."""
-        if not names or RowsName not in set(map(type, names)):
+        if not names or RowsName not in map(type, names):
             return self.within
         found = list(self.within)
         for i, name in enumerate(names):

@@ -54,6 +54,8 @@ def starred(path: str, loops: Sequence[NamedLoop]) -> tuple[str, tuple[int, ...]
         >>> starred("blocks/resid", [NamedLoop("other", 5), NamedLoop("blocks", 30)])
         ('blocks/*/resid', (1,))
     """
+    if not loops:
+        return path, ()
     above = []
     for number, loop in reversed(list(enumerate(loops))):  # from the innermost: the positions of outer loops stay valid
         before = loop.path and loop.path + "/"
@@ -65,7 +67,7 @@ def starred(path: str, loops: Sequence[NamedLoop]) -> tuple[str, tuple[int, ...]
 
 def unstarred(path: str) -> str:
     """A path without the `*` of named loops."""
-    return "/".join(part for part in path.split("/") if part != STAR)
+    return "/".join(part for part in path.split("/") if part != STAR) if STAR in path else path
 
 
 def row_path(path: str, row: Iterable[int]) -> str:
@@ -75,6 +77,8 @@ def row_path(path: str, row: Iterable[int]) -> str:
         >>> row_path("blocks/*/resid", (12,))
         'blocks/12/resid'
     """
+    if not row:
+        return path
     numbers = iter(row)
     return "/".join(str(next(numbers)) if part == STAR else part for part in path.split("/"))
 

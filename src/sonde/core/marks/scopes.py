@@ -11,6 +11,7 @@ import inspect
 import sys
 import types
 import weakref
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -67,6 +68,9 @@ class RowsName(ScopeName):
     rows: frozenset[tuple[int, ...]] | None = None
 
 
+_ONLY_SCOPES = frozenset([ScopeName])
+
+
 def prefix_under(names: tuple[Any, ...], before: str, depth: int) -> str:
     """The prefix of what is inside scopes that were opened at the prefix `before`.
 
@@ -78,6 +82,8 @@ def prefix_under(names: tuple[Any, ...], before: str, depth: int) -> str:
         before: The prefix of the outermost.
         depth: Which of the nested captures asks; scopes of modules have another path for each.
     """
+    if _ONLY_SCOPES.issuperset(map(type, names)):
+        return _with_parts(before, names)
     plain: list[str] = []  # put together at once: adding one by one would take time with the square of the depth
     for name in names:
         if type(name) is ScopeName:
@@ -88,7 +94,7 @@ def prefix_under(names: tuple[Any, ...], before: str, depth: int) -> str:
     return _with_parts(before, plain)
 
 
-def _with_parts(prefix: str, parts: list[str]) -> str:
+def _with_parts(prefix: str, parts: Sequence[str]) -> str:
     return f"{prefix}{'/'.join(parts)}/" if parts else prefix
 
 
