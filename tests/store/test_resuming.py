@@ -130,7 +130,7 @@ def test_killed_before_all_files_exist(tmp_path, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt
 
-    for owner, name in ((Folder, "write_all"), (ProgressFile, "write")):
+    for owner, name in ((Folder, "write_all"), (ProgressFile, "create")):
         shutil.rmtree(tmp_path)
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             if owner is Folder:
@@ -227,6 +227,49 @@ def test_another_version_of_the_format_is_named(tmp_path):
     manifest.write_text("{}")
     with pytest.raises(StoreError, match=r"sonde\.json of the store .* is damaged"):
         store.open(tmp_path)
+
+
+def test_two_harvests_at_once(tmp_path, monkeypatch):
+    """The one that began first ends if the other one begins to write, and the other one if the first has written."""
+    monkeypatch.setattr(writing, "SECONDS", 0.0)
+    batches = [np.full((2, 3), i, np.float32) for i in range(40)]
+    make = lambda drawn: store.harvest(lambda x: sonde.sow(x, "h"), drawn, tmp_path, progress=False)
+
+    def overtaken():
+        for i, batch in enumerate(batches):
+            if i == 10:
+                while store.open(tmp_path).n_batches < 10:
+                    time.sleep(0.01)
+                assert make(batches[:20]).n_batches == 20
+            yield batch
+
+    with pytest.raises(StoreError, match="another harvest has begun to write to the store"):
+        make(overtaken())
+    kept = store.open(tmp_path)
+    np.testing.assert_array_equal(kept["h"][:, 0], np.repeat(np.arange(20), 2))
+
+    def late():
+        for i, batch in enumerate(batches):
+            if i == 15:  # this harvest has looked and skips what it has seen; the other one goes on meanwhile
+                make(batches[:30])
+            yield batch
+
+    with pytest.raises(StoreError, match="another harvest has begun to write to the store"):
+        make(late())
+    np.testing.assert_array_equal(make(batches)["h"][:, 0], np.repeat(np.arange(40), 2))
+    assert store.check(tmp_path) == []
+
+
+def test_a_loader_that_reuses_its_memory(tmp_path):
+    memory = np.zeros((64, 1024), np.float32)
+
+    def batches():
+        for i in range(20):
+            memory[:] = i
+            yield memory
+
+    kept = store.harvest(lambda x: sonde.sow(x, "h"), batches(), tmp_path, progress=False)
+    np.testing.assert_array_equal(kept["h"][:], np.repeat(np.arange(20), 64)[:, None] * np.ones((1, 1024)))
 
 
 LEAVING = """

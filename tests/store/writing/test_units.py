@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import random
 import shutil
@@ -84,6 +85,10 @@ def test_other_calls_are_refused(tmp_path):
         store.harvest(double, iter(BATCHES), tmp_path / "new", unit=3)
 
 
+def repair(folder, batches=BATCHES):
+    return store.repair(double, batches, folder)
+
+
 def test_damage_of_a_unit_is_noticed_and_it_can_be_computed_again(tmp_path):
     harvest(tmp_path)
     unit = tmp_path / "units" / "00000002"
@@ -94,13 +99,79 @@ def test_damage_of_a_unit_is_noticed_and_it_can_be_computed_again(tmp_path):
     assert damage.rows == (first, first + len(np.concatenate(BATCHES[6:9])))
     with pytest.raises(StoreError, match="cannot read values/h"):
         store.open(tmp_path)["h"][:]
+    (repaired,) = repair(tmp_path)
+    assert str(repaired) == f"unit 2: {damage.name}, rows 0 to {len(np.concatenate(BATCHES[6:9])) - 1}: {damage.reason}"
+    np.testing.assert_array_equal(store.open(tmp_path)["h"][:], EXPECTED)
+    next(unit.rglob("sonde.json")).write_bytes(b"{}")
+    with pytest.raises(StoreError, match=r"sonde\.json of the store .* is damaged"):
+        store.check(tmp_path)
+    assert [damage.name for damage in repair(tmp_path)] == ["unit 2"]
+    np.testing.assert_array_equal(store.open(tmp_path)["h"][:], EXPECTED)
+    assert repair(tmp_path) == [] == store.check(tmp_path)
+    with pytest.raises(StoreError, match="give its 40 batches as a list"):
+        repair(tmp_path, BATCHES[:39])
     (unit / "done.json").unlink()
     assert not store.open(tmp_path).finished and store.open(tmp_path).n_batches == 6
-    (unit / "claim.json").unlink()
-    np.testing.assert_array_equal(harvest(tmp_path)["h"][:], EXPECTED)
     (tmp_path / "units.json").write_bytes((tmp_path / "units.json").read_bytes()[:-9])
     with pytest.raises(StoreError, match=r"units\.json of the store .* is damaged"):
         store.open(tmp_path)
+
+
+def leave(folder: Path, *units: int) -> None:
+    """Makes units such that nobody has computed them."""
+    for unit in units:
+        for name in ("done.json", "claim.json"):
+            (folder / "units" / f"{unit:08d}" / name).unlink()
+
+
+def test_a_process_with_other_batches_is_refused_when_it_comes(tmp_path):
+    harvest(tmp_path)
+    leave(tmp_path, 4, 5)
+    others = list(BATCHES)
+    others[10], others[14] = others[14], others[10]  # of unit 3, which is done, and of unit 4
+    with pytest.raises(StoreError, match="batch 10 of this process is not the one that unit 3 of the store"):
+        store.harvest(double, others, tmp_path, progress=False, unit=3)
+    assert store.open(tmp_path).n_batches == 12  # it has added nothing
+    np.testing.assert_array_equal(harvest(tmp_path)["h"][:], EXPECTED)
+
+
+def test_processes_that_start_together_with_other_batches_are_refused(tmp_path):
+    class Slow(list):
+        def __getitem__(self, i):
+            time.sleep(0.02)
+            return super().__getitem__(i)
+
+    others = [BATCHES[0], *reversed(BATCHES[1:])]  # the first is the same
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        made = [
+            pool.submit(store.harvest, double, Slow(batches), tmp_path, progress=False, unit=1)
+            for batches in (BATCHES, others)
+        ]
+        errors = [one.exception() for one in made]
+    assert all(isinstance(error, StoreError) and "of this process is not the one" in str(error) for error in errors)
+
+
+@pytest.mark.parametrize("other", [np.full((2, 1), 7, np.float32), np.full((2, 3), 300, np.int32)])
+def test_units_with_other_rows_are_refused(tmp_path, other):
+    with pytest.raises(StoreError, match="has other sites or rows than other units: values/h; pad batches"):
+        store.harvest(double, [np.ones((2, 3), np.float32), other], tmp_path, unit=1, progress=False)
+    parts = [tmp_path / "a", tmp_path / "b"]
+    for part, batch in zip(parts, (np.ones((2, 3), np.float32), other)):
+        store.harvest(double, [batch] * 2, part, unit=1, progress=False)
+    (attempts, others) = (part / "units" / "00000001" / "attempts" for part in parts)
+    (attempt,) = attempts.iterdir()
+    shutil.rmtree(attempt)
+    shutil.copytree(next(others.iterdir()), attempt)
+    with pytest.raises(StoreError, match="unit 1 of the store .* holds other rows: values/h"):
+        store.open(parts[0])
+
+
+def test_attempts_that_do_not_count_are_removed(tmp_path):
+    harvest(tmp_path)
+    leave(tmp_path, 3)
+    harvest(tmp_path)
+    for unit in (tmp_path / "units").iterdir():
+        assert len({file.relative_to(unit).parts[1] for file in (unit / "attempts").rglob("*") if file.is_file()}) == 1
 
 
 def _kill_and_go_on(tmp_path: Path, folder: str, count: int, kills: int, **environment: str) -> None:

@@ -78,9 +78,9 @@ def _sum(array: Any) -> Any:
         array = array.astype(jnp.uint8)
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         array = jnp.stack([np.real(array), np.imag(array)])
+    if (jnp.iinfo if jnp.issubdtype(array.dtype, jnp.integer) else jnp.finfo)(array.dtype).bits < 8:
+        array = array.astype(jnp.int8 if jnp.issubdtype(array.dtype, jnp.integer) else jnp.float32)
     width = array.dtype.itemsize * 8
-    if jnp.iinfo(array.dtype).bits < 8 if jnp.issubdtype(array.dtype, jnp.integer) else False:
-        array, width = array.astype(jnp.int8), 8
     if width == 64:  # as two halves, side by side
         array, width = jax.lax.bitcast_convert_type(array, jnp.uint32), 32
         array = array.reshape(*array.shape[:-2], -1) if array.ndim > 1 else array

@@ -46,6 +46,11 @@ class Folder:
         elif self._local.exists() and not self._local.is_dir():
             raise StoreError(f"{self.name!r} is a file: a store is a folder")
 
+    @property
+    def local_path(self) -> Path | None:
+        """Where it is on a disk; None if it is in a bucket."""
+        return self._local
+
     def spec(self, below: str = "") -> Any:
         """TensorStore's spec of a key."""
         if self._local is not None:
@@ -89,17 +94,25 @@ class Folder:
             raise self._unreadable(key, error) from error
         return (bytes(result.value) if result.state == "value" else None), result.stamp.generation
 
-    def write_if(self, key: str, contents: bytes, version: bytes) -> bool:
-        """Replaces a file if it is still that version; returns whether it was."""
+    def write_if(self, key: str, contents: bytes, version: bytes) -> bytes | None:
+        """Replaces a file if it is still that version; returns the mark of the new version, or None.
+
+        No other process may write the same contents.
+        """
         try:
-            return bool(self.wait(self._store().write(key, contents, if_equal=version)).generation)
+            written = self.wait(self._store().write(key, contents, if_equal=version), len(contents)).generation
         except Exception as error:
             raise self.failed(error) from error
+        if written:
+            return written
+        # A request whose answer was lost is sent again, and then finds the version that it made itself.
+        now, version = self.read_version(key)
+        return version if now == contents else None
 
     def create(self, key: str, contents: bytes) -> bool:
         """Writes a file if there is none; returns whether there was none. Of several processes, one succeeds."""
         before, version = self.read_version(key)
-        return before is None and self.write_if(key, contents, version)
+        return before is None and self.write_if(key, contents, version) is not None
 
     def below(self, key: str) -> str:
         """The path or URL of something in the folder."""
@@ -145,11 +158,12 @@ class Folder:
     def keys(self, below: str = "") -> list[str]:
         """The names of all files whose name starts with `below`."""
         try:
-            listed = self.wait(self._store().list())
+            # Up to the highest character: all names that begin so.
+            span = tensorstore().KvStore.KeyRange(below, f"{below}\U0010ffff" if below else "")
+            listed = self.wait(self._store().list(span))
         except Exception as error:
             raise self._unreadable("the list of files", error) from error
-        names = [key.decode() if isinstance(key, bytes) else key for key in listed]
-        return [name for name in names if name.startswith(below)]
+        return [key.decode() if isinstance(key, bytes) else key for key in listed]
 
     def is_empty(self) -> bool:
         """Whether there is nothing in the folder, or no folder."""
@@ -177,6 +191,13 @@ class Folder:
         if isinstance(error, StoreError):
             return error
         return StoreError(f"cannot write to the store {self.name!r}: {reason(error)}")
+
+    def taken_over(self) -> StoreError:
+        """The error of a harvest that another one has replaced."""
+        return StoreError(
+            f"another harvest has begun to write to the store {self.name!r} since this one did. That one continues, "
+            "and this one ends; start several at once with unit="
+        )
 
     def _unreadable(self, what: str, error: BaseException) -> StoreError:
         """The error for a file that cannot be read, or a bucket that cannot be reached."""

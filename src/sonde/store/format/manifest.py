@@ -114,9 +114,27 @@ class Manifest:
     prepared: bool = False
     identity: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
 
-    def write(self, folder: Folder) -> None:
-        """Writes it to a folder."""
-        folder.write(MANIFEST, seal({"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}))
+    def differing(self, other: Manifest) -> list[str]:
+        """The names of arrays that are not in both, or have other rows there, or come in another order."""
+        arrays, others = ({info.name: info for info in manifest.arrays} for manifest in (self, other))
+        names = [
+            name
+            for name in {**arrays, **others}
+            if name not in arrays or name not in others or not arrays[name].same_rows(others[name])
+        ]
+        return names if names or list(arrays) == list(others) else list(arrays)
+
+    def write(self, folder: Folder, version: bytes) -> bytes:
+        """Writes it to a folder in place of that version of the file; returns the mark of the new one.
+
+        Raises:
+            StoreError: Another harvest has written it since.
+        """
+        data = seal({"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)})
+        written = folder.write_if(MANIFEST, data, version)
+        if written is None:
+            raise folder.taken_over()
+        return written
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> Manifest:

@@ -4,6 +4,9 @@ The file of a process is replaced after its data is on disk; only then do the ba
 when every process has listed it. Data after the listed rows has no meaning and is overwritten when the harvest
 continues.
 
+A harvest that continues a store writes the file anew, and each later version only in place of its own last one. So a
+process that was thought dead cannot list anything any more.
+
 An entry lists the batches that were written together: a checksum of each batch as it went into the program, how many
 rows every array has afterwards, and the checksums of the runs of rows (`digests.py`). Many entries would make the file
 long, so old ones move to segments: files that never change, named by their checksum, `progress/segments/...`.
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -101,22 +105,51 @@ class Progress:
 
 
 class ProgressFile:
-    """Writes the progress of one process."""
+    """Writes the progress of one process, as long as no other harvest does."""
 
     def __init__(self, folder: Folder, manifest: Manifest, writer: int) -> None:
-        self._folder = folder
+        self._folder, self._manifest, self._writer = folder, manifest, writer
         self._name = _file_name(manifest, writer)
-        self._known = {"identity": manifest.identity, "generation": manifest.generation, "writer": writer}
+        # No two harvests write the same bytes, so that each version of the file belongs to one of them.
+        self._known = {**_owner(manifest, writer), "harvest": secrets.token_hex(8)}
+        self._version = b""
         self._plain: dict[int, tuple[Entry, dict[str, Any], int]] = {}  # by the identity of the entry
 
+    def create(self, progress: Progress) -> None:
+        """Writes it, whatever is there. Before the manifest lists the file."""
+        self._folder.write(self._name, self._sealed(progress))
+
+    def take(self, progress: Progress) -> None:
+        """Writes it in place of what an earlier harvest wrote, which can then write it no more.
+
+        Raises:
+            StoreError: Another harvest does the same.
+        """
+        data, self._version = self._folder.read_version(self._name)
+        _contents(data, self._folder, self._manifest, self._writer)
+        self._replace(progress)
+
     def write(self, progress: Progress) -> Progress:
-        """Writes it; returns it with older entries in a segment, if there were many."""
+        """Writes it; returns it with older entries in a segment, if there were many.
+
+        Raises:
+            StoreError: Another harvest has taken it.
+        """
         if len(progress.entries) > 1 and sum(self._as_json(e)[2] for e in progress.entries) > SEGMENT_BYTES:
             progress = self._with_segment(progress)
+        self._replace(progress)
+        return progress
+
+    def _replace(self, progress: Progress) -> None:
+        version = self._folder.write_if(self._name, self._sealed(progress), self._version)
+        if version is None:
+            raise self._folder.taken_over()
+        self._version = version
+
+    def _sealed(self, progress: Progress) -> bytes:
         told = dataclasses.asdict(dataclasses.replace(progress, entries=()))
         told["entries"] = [self._as_json(entry)[1] for entry in progress.entries]
-        self._folder.write(self._name, seal({**self._known, **told}))
-        return progress
+        return seal({**self._known, **told})
 
     def _as_json(self, entry: Entry) -> tuple[Entry, dict[str, Any], int]:
         """An entry, as plain lists, and how long it is as text. Kept: entries are written again and again."""
@@ -132,6 +165,11 @@ class ProgressFile:
         self._folder.write(segment.file, data)
         self._plain = {id(newest): self._as_json(newest)}
         return dataclasses.replace(progress, segments=(*progress.segments, segment), entries=(newest,))
+
+
+def _owner(manifest: Manifest, writer: int) -> dict[str, Any]:
+    """What says in a progress file which one it is."""
+    return {"identity": manifest.identity, "generation": manifest.generation, "writer": writer}
 
 
 def _file_name(manifest: Manifest, writer: int) -> str:
@@ -228,15 +266,20 @@ def read_progress(folder: Folder, manifest: Manifest) -> Listed:
     return Listed(folder, manifest, [_read(folder, manifest, i) for i in range(manifest.writers)])
 
 
-def _read(folder: Folder, manifest: Manifest, writer: int) -> Progress:
-    name = _file_name(manifest, writer)
-    data = folder.read(name)
+def _contents(data: bytes | None, folder: Folder, manifest: Manifest, writer: int) -> dict[str, Any]:
+    """What a progress file says, if it is that of this process of this store."""
+    name, owner = _file_name(manifest, writer), _owner(manifest, writer)
     if data is None:
         raise damaged(name, folder.name, "it is missing")
     told = unseal(data, name, folder.name)
-    known = {"identity": manifest.identity, "generation": manifest.generation, "writer": writer}
-    if {key: told.get(key) for key in known} != known:
+    if {key: told.get(key) for key in owner} != owner:
         raise damaged(name, folder.name, "it belongs to another store, or to another process")
+    return told
+
+
+def _read(folder: Folder, manifest: Manifest, writer: int) -> Progress:
+    name = _file_name(manifest, writer)
+    told = _contents(folder.read(name), folder, manifest, writer)
     try:
         segments = tuple(Segment(segment["sha256"], segment["last"]) for segment in told["segments"])
         entries = tuple(_entry(entry, len(manifest.arrays), name, folder) for entry in told["entries"])

@@ -19,13 +19,14 @@ from sonde.store.format.folder import Folder, PathLike
 from sonde.store.format.manifest import MANIFEST, ArrayInfo, Manifest, folder_names, read_manifest
 from sonde.store.format.progress import Listed, Progress, ProgressFile, read_progress
 from sonde.store.format.storage import Storage
+from sonde.store.format.units import shared_units
 from sonde.store.reading.reader import Store
 from sonde.store.reading.reader import open as open_store
 from sonde.store.writing.multiprocess import Company, agree, check_alike, on_every_process, together
-from sonde.store.writing.program import BatchOutcome, BatchProgram, program_for, with_first
+from sonde.store.writing.program import BatchOutcome, BatchProgram, owned, program_for, with_first
 from sonde.store.writing.progress_bar import ProgressBar
 from sonde.store.writing.sigterm import asked_to_leave
-from sonde.store.writing.units import Worker, shared_manifest
+from sonde.store.writing.worker import Worker
 from sonde.store.writing.writer import Writer, batches_at_a_time
 from sonde.tools.execution.host_transfer import in_turn
 
@@ -109,20 +110,21 @@ def harvest(
     if memory < 1:
         raise ValueError(f"harvest(memory=...) must be a positive number of bytes, got {memory}")
     if unit is not None:
-        _harvest_units(program, batches, Folder(folder, storage), unit, lease, memory, storage)
+        harvest_units(program, batches, Folder(folder, storage), storage, size=unit, lease=lease, memory=memory)
     else:
         _harvest_all(program, batches, Folder(folder, storage), memory, progress=progress)
     return open_store(folder, storage=storage)
 
 
-def _harvest_units(
+def harvest_units(
     program: BatchProgram,
     batches: Any,
     place: Folder,
-    size: int,
-    lease: float,
-    memory: int,
     storage: Storage | None,
+    *,
+    size: int,
+    lease: float = 60.0,
+    memory: int = GIBIBYTE,
 ) -> None:
     """Takes units of batches until all are done, beside other processes that do the same."""
     if not hasattr(batches, "__len__") or not hasattr(batches, "__getitem__"):
@@ -134,15 +136,15 @@ def _harvest_units(
     if not len(batches):
         raise ValueError("harvest: there are no batches")
     request = request_of(program, batches[0])
-    manifest = shared_manifest(place, request, batches, size)
+    manifest = shared_units(place, request, len(batches), size)
     check_same(place, manifest.request, request)
 
     def compute(numbers: range, below: str) -> bool:
         target = Folder(place.below(below), storage)
-        return _harvest_all(program, [batches[i] for i in numbers], target, memory, progress=False)
+        return _harvest_all(program, (batches[i] for i in numbers), target, memory, progress=False)
 
     with asked_to_leave() as leaving:
-        Worker(place, manifest, storage, lease=lease, leaving=leaving).run(compute)
+        Worker(place, manifest, batches, storage, lease=lease, leaving=leaving).run(compute)
 
 
 def _harvest_all(program: BatchProgram, batches: Iterable[Any], place: Folder, memory: int, *, progress: bool) -> bool:
@@ -207,12 +209,13 @@ class _Begun:
         if self.manifest is None or self.listed is None or not self.listed.batches or self.listed.finished:
             return None
         with together():
-            manifest = self._with_writers(self.manifest, self.listed)
+            manifest = self._with_writers(self.manifest, self.place.read_version(MANIFEST)[1], self.listed)
         with together():
             manifest = read_manifest(self.place) or manifest
             return self._opened(manifest, read_progress(self.place, manifest), None)
 
     def _opened(self, manifest: Manifest, listed: Listed, outcome: BatchOutcome | None) -> Writer:
+        self._check_unchanged(listed)
         process = jax.process_index()
         batches = 1 if outcome is None else batches_at_a_time(outcome, self.memory)
         progress = listed.of_writer(process)
@@ -226,9 +229,20 @@ class _Begun:
             hurry=self.leaving,
         )
 
+    def _check_unchanged(self, listed: Listed) -> None:
+        """Raises StoreError if another harvest has listed batches since this one looked."""
+        if listed.batches != (0 if self.listed is None else self.listed.batches):
+            raise self.place.taken_over()
+
     def _prepared(self, outcome: BatchOutcome) -> Manifest:
         """The manifest; the first process makes it and the files it lists if they are missing."""
         manifest = self.manifest
+        data, version = self.place.read_version(MANIFEST)
+        begun = None if data is None else Manifest.from_bytes(data, self.place.name).identity
+        if begun != (None if manifest is None else manifest.identity):
+            raise self.place.taken_over()
+        if manifest is not None:
+            self._check_unchanged(read_progress(self.place, manifest))
         if manifest is None:
             versions = {"jax": jax.__version__, "sonde": __version__}
             manifest = Manifest(self.request, _infos(outcome, self.memory), versions, writers=jax.process_count())
@@ -239,27 +253,27 @@ class _Begun:
         self.place.clear_locks()
         if not manifest.prepared:
             manifest = dataclasses.replace(manifest, writers=jax.process_count())
-            manifest.write(self.place)
+            version = manifest.write(self.place, version)
             rows_now = (0,) * len(manifest.arrays)
             self.place.write_all(zarr_arrays.metadata_files(manifest.arrays, rows_now))
-            return _with_files(self.place, manifest, Progress(rows=rows_now))
-        return self._with_writers(manifest, self.listed)
+            return _with_files(self.place, manifest, version, Progress(rows=rows_now))
+        return self._with_writers(manifest, version, self.listed)
 
-    def _with_writers(self, manifest: Manifest, listed: Listed | None) -> Manifest:
+    def _with_writers(self, manifest: Manifest, version: bytes, listed: Listed | None) -> Manifest:
         """The manifest for this number of processes: the first one takes over what others have written."""
         if not _is_first() or listed is None or manifest.writers == jax.process_count():
             return manifest
         more = dataclasses.replace(manifest, writers=jax.process_count(), generation=manifest.generation + 1)
-        return _with_files(self.place, more, listed.as_one())
+        return _with_files(self.place, more, version, listed.as_one())
 
 
-def _with_files(place: Folder, manifest: Manifest, written: Progress) -> Manifest:
-    """Writes the progress files that a manifest needs, and then the manifest."""
+def _with_files(place: Folder, manifest: Manifest, version: bytes, written: Progress) -> Manifest:
+    """Writes the progress files that a manifest needs, and then the manifest, in place of that version."""
     alone = dataclasses.replace(written, segments=(), entries=())
     for process in range(manifest.writers):
-        ProgressFile(place, manifest, process).write(alone if process else written)
+        ProgressFile(place, manifest, process).create(alone if process else written)
     manifest = dataclasses.replace(manifest, prepared=True)
-    manifest.write(place)
+    manifest.write(place, version)
     return manifest
 
 
@@ -268,7 +282,8 @@ def _run(program: BatchProgram, numbered: Iterator[tuple[int, Any]], begun: _Beg
     writer: Writer | None = None
     company, left = Company(), False
     try:
-        for number, batch in numbered:
+        for number, drawn in numbered:
+            batch = owned(drawn)
             outcome = in_turn(program(batch))
             outcome = dataclasses.replace(outcome, mask=on_every_process(outcome.mask))
             if writer is None:

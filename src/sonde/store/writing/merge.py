@@ -12,7 +12,7 @@ from sonde.errors import StoreError
 from sonde.store.format import zarr_arrays
 from sonde.store.format.digests import Digester, Run
 from sonde.store.format.folder import Folder, PathLike
-from sonde.store.format.manifest import ArrayInfo, Manifest, read_manifest
+from sonde.store.format.manifest import MANIFEST, ArrayInfo, Manifest, read_manifest
 from sonde.store.format.parts import parts_of
 from sonde.store.format.progress import Entry, Progress, ProgressFile
 from sonde.store.format.rows import Piece
@@ -53,6 +53,7 @@ def merge(folders: Sequence[PathLike], into: PathLike, *, storage: Storage | Non
     if read_manifest(target) is not None:
         raise StoreError(f"{target.name!r} holds a store already: merge into an empty folder")
     target.clear_locks()
+    version = target.read_version(MANIFEST)[1]
     listed = [part.listed for part in parts]
     whole = dataclasses.replace(
         manifests[0],
@@ -74,19 +75,14 @@ def merge(folders: Sequence[PathLike], into: PathLike, *, storage: Storage | Non
     inputs = tuple(text for done in listed for text in done.inputs())
     target.write_all(zarr_arrays.metadata_files(whole.arrays, rows))
     written = Progress().plus(Entry(0, inputs, rows, tuple(runs)))
-    ProgressFile(target, whole, 0).write(dataclasses.replace(written, finished=True))
-    whole.write(target)  # last, so that an interrupted merge is not a store
+    ProgressFile(target, whole, 0).create(dataclasses.replace(written, finished=True))
+    whole.write(target, version)  # last, so that an interrupted merge is not a store
     return open_store(into, storage=storage)
 
 
 def _check_alike(place: Folder, manifest: Manifest, other: Folder, another: Manifest) -> None:
-    known, new = ({info.name: info for info in m.arrays} for m in (manifest, another))
-    names = [
-        name
-        for name in {**known, **new}
-        if name not in known or name not in new or not known[name].same_rows(new[name])
-    ]
-    if names or list(known) != list(new):
+    names = manifest.differing(another)
+    if names:
         raise StoreError(f"{other.name!r} and {place.name!r} hold different arrays: {', '.join(names)}")
     for key in ("weights", "dtype"):
         if manifest.request.get(key) != another.request.get(key):

@@ -152,6 +152,14 @@ def with_first(batches: Iterable[Any], verb: str) -> tuple[Any, Iterator[Any]]:
     raise ValueError(f"{verb}: there are no batches")
 
 
+def owned(batch: Any) -> Any:
+    """A batch with copies of its NumPy arrays.
+
+    Many loaders write the next batch into the memory of this one, and a device may not have read it yet.
+    """
+    return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, batch)
+
+
 def arguments(batch: Any) -> tuple[Any, ...]:
     """The arguments that a batch consists of."""
     return tuple(batch) if isinstance(batch, tuple) else (batch,)

@@ -15,12 +15,13 @@ from sonde.errors import StoreError
 from sonde.store.format import checksums, rows, zarr_arrays
 from sonde.store.format.folder import Folder, PathLike
 from sonde.store.format.manifest import ArrayInfo, Manifest, needed_manifest
+from sonde.store.format.parts import part_of_unit
 from sonde.store.format.progress import Entry, Listed, read_progress
 from sonde.store.format.storage import Storage
+from sonde.store.format.units import UnitsManifest, attempt_of, read_units, reopen
 from sonde.store.reading.check import Damage, check
-from sonde.store.writing.harvest import check_fits, check_same, request_of
+from sonde.store.writing.harvest import check_fits, check_same, harvest_units, request_of
 from sonde.store.writing.program import BatchOutcome, BatchProgram, program_for, with_first
-from sonde.store.writing.units import read_units
 
 
 def repair(
@@ -79,22 +80,54 @@ def repair(
     if jax.process_count() > 1:
         raise StoreError("repair runs in one process: start it without jax.distributed")
     place = Folder(folder, storage)
-    if read_units(place) is not None:
-        raise StoreError(
-            f"{place.name!r} is of an elastic harvest: remove done.json of the damaged unit, and harvest it again"
-        )
+    units = read_units(place)
+    if units is not None:
+        return _repair_units(program, batches, place, storage, units)
+    return _repair_part(program, batches, place, storage)
+
+
+def _repair_part(program: BatchProgram, batches: Iterable[Any], place: Folder, storage: Storage | None) -> list[Damage]:
+    """Repairs a store that is not elastic, or a unit."""
     manifest = needed_manifest(place)
     listed = read_progress(place, manifest)
-    damages = check(folder, storage=storage)
+    damages = check(place.name, storage=storage)
     if not damages:
         return []
     first, all_batches = with_first(batches, "repair")
     check_same(place, manifest.request, request_of(program, first))
     _Repair(place, manifest, listed, damages).run(program, all_batches)
     place.write_all(zarr_arrays.metadata_files(manifest.arrays, listed.rows))
-    left = check(folder, storage=storage)
+    left = check(place.name, storage=storage)
     if left:
         raise StoreError(f"{len(left)} parts of the store {place.name!r} are still damaged, such as {left[0]}")
+    return damages
+
+
+def _repair_units(
+    program: BatchProgram, batches: Any, place: Folder, storage: Storage | None, units: UnitsManifest
+) -> list[Damage]:
+    """Repairs the units of an elastic harvest. A unit whose metadata is damaged is computed again as a whole."""
+    if not hasattr(batches, "__len__") or not hasattr(batches, "__getitem__") or len(batches) != units.batches:
+        raise StoreError(f"repair: {place.name!r} is of an elastic harvest: give its {units.batches} batches as a list")
+    check_same(place, units.request, request_of(program, batches[0]))
+    damages: list[Damage] = []
+    lost = False
+    for unit in range(units.count):
+        try:
+            attempt = attempt_of(place, units, unit)
+            if attempt is None:
+                continue
+            part = part_of_unit(place, storage, units, unit, attempt)
+            part.listed.entries()
+        except StoreError as error:
+            damages.append(Damage(f"unit {unit}", (0, 0), str(error)))
+            reopen(place, unit)
+            lost = True
+            continue
+        of_unit = _repair_part(program, (batches[i] for i in units.span(unit)), part.folder, storage)
+        damages += [dataclasses.replace(damage, name=f"unit {unit}: {damage.name}") for damage in of_unit]
+    if lost:
+        harvest_units(program, batches, place, storage, size=units.size)
     return damages
 
 

@@ -1,16 +1,19 @@
 """Writing while the device computes the next batches.
 
-The program passes on arrays that may still be computed; a thread waits for them and keeps them until they fill files.
-Then it writes them, some arrays at a time, and replaces the progress file: only then do the batches count. Data is
-never read back, except for a file that had to be written before it was full.
+The program passes on arrays that may still be computed. One thread waits for them and stages them until they fill
+files; another one then writes them, some arrays at a time, and replaces the progress file: only then do the batches
+count. A file of the store is not read back, except one that had to be written before it was full.
 
-The bytes between the program and the disk are bounded; at the bound, the program waits. Of the bound, a part is for
-batches that wait to fill files, as much for those that come meanwhile, and the rest for what is being encoded.
+The bytes between the program and the disk are bounded; at the bound, the program waits. What does not fit in memory
+until it fills files waits on the disk, in a file without a name (`spill.py`): so files are large however little memory
+there is.
 """
 
 from __future__ import annotations
 
 import collections
+import concurrent.futures
+import ctypes
 import dataclasses
 import queue
 import threading
@@ -29,12 +32,13 @@ from sonde.store.format.folder import Folder, tensorstore
 from sonde.store.format.manifest import Manifest
 from sonde.store.format.progress import Entry, Progress, ProgressFile
 from sonde.store.writing.program import BatchOutcome, what_fits
+from sonde.store.writing.spill import Spill, Spilled
 
-COPIES = 3  # of what is being written: put together, as TensorStore holds it, encoded
+COPIES = 4  # of what is being written: as it was read back, put together, as TensorStore holds it, encoded
 GROUPS = 2  # of arrays that are being written at a time
-# Shares of the memory: batches that wait to fill files; all that is not yet written; what is being encoded. The rest is
-# for what the allocator keeps.
-FILL_SHARE, PROGRAM_SHARE, WRITE_SHARE = 0.15, 0.35, 0.3
+# Shares of the memory: all that is not yet written; what is being encoded; what the allocator may keep.
+PROGRAM_SHARE, WRITE_SHARE, TRIM_SHARE = 0.3, 0.3, 0.2
+STAGED_BYTES = 1 << 28  # of batches that wait to fill files, in memory or on the disk
 SECONDS = 10.0  # a batch waits at most this long for others to fill a file
 
 
@@ -43,6 +47,41 @@ class _Job:
     outcome: BatchOutcome
     checksum: BatchSum
     nbytes: int
+
+
+class _Staged:
+    """Batches that are written together.
+
+    Attributes:
+        pieces: Their rows, by array: in memory, or on the disk.
+        entries: Their entries in the progress file.
+        n_batches: How many they are.
+        in_memory: How many bytes of the pieces are in memory.
+        since: When the first of them came.
+    """
+
+    def __init__(self, n_arrays: int, folder: Folder) -> None:
+        self.pieces: list[list[rows.Piece | Spilled]] = [[] for _ in range(n_arrays)]
+        self.entries: list[Entry] = []
+        self.n_batches, self.in_memory = 0, 0
+        self.since = time.monotonic()
+        self._spill = Spill(folder)
+        self.close = self._spill.close
+
+    def spill(self) -> int:
+        """Moves pieces from memory to the disk; returns how many bytes."""
+        for of_array in self.pieces:
+            for number, piece in enumerate(of_array):
+                if isinstance(piece, rows.Piece):
+                    of_array[number] = self._spill.put(piece)
+        moved, self.in_memory = self.in_memory, 0
+        return moved
+
+    def taken(self, number: int) -> tuple[list[rows.Piece], int]:
+        """The pieces of an array, in memory, and how many bytes of them were there before. They are let go here."""
+        of_array, self.pieces[number] = self.pieces[number], []
+        in_memory = sum(piece.data.nbytes for piece in of_array if isinstance(piece, rows.Piece))
+        return [p if isinstance(p, rows.Piece) else self._spill.taken(p) for p in of_array], in_memory
 
 
 class Writer:
@@ -79,6 +118,7 @@ class Writer:
         self.error: Exception | None = None
         self._folder, self._is_first = folder, process == 0
         self._file = ProgressFile(folder, manifest, process)
+        self._file.take(progress)
         self._memory, self._file_batches, self._hurry = memory, file_batches, hurry
         self._arrays = [zarr_arrays.open_for_writing(folder, info) for info in infos]
         self._digesters = [Digester(info.chunk_rows) for info in infos]
@@ -87,15 +127,15 @@ class Writer:
         self._rows = progress.rows  # when all that is staged is written
         self._batches = progress.batches
         self._inputs: list[str] = []  # of the batches that are staged and not yet in an entry
-        self._entries: list[Entry] = []  # of what is staged
-        self._pieces: list[list[rows.Piece]] = [[] for _ in infos]  # what is staged, by array
-        self._batches_staged = 0
-        self._staged_since = 0.0
+        self._staged: _Staged | None = None
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._in_flight = 0
         self._blocked = False  # whether the program waits for something to be written
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+        self._let_go = 0  # bytes that the allocator may still keep
+        self._disk = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="sonde-store-disk")
+        self._writing: concurrent.futures.Future[None] | None = None
 
     def put(self, outcome: BatchOutcome, checksum: BatchSum) -> None:
         """Takes the outcome of the next batch; its mask must be complete on this process.
@@ -135,91 +175,134 @@ class Writer:
         if self._is_first:
             self._folder.write_all(zarr_arrays.metadata_files(self.infos, self.progress.rows))
 
-    # -- the thread ----------------------------------------------------------------------------------------------------
+    # -- the thread that stages ----------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         try:
             while (job := self._next()) is not None:
                 self._stage(job)
                 del job  # the arrays are let go as they are written
-                if self._batches_staged >= self._file_batches:
-                    self._write()
-            self._write()
+                if self._staged is not None and self._staged.n_batches >= self._file_batches:
+                    self._hand_over()
+            self._hand_over()
+            self._wait_for_disk()
         except Exception as error:
-            known = error if isinstance(error, StoreError) else self._folder.failed(error)
-            with self._changed:
-                self.error = known
-                self._changed.notify_all()
+            self._fail(error)
+        finally:
+            if self._staged is not None:
+                self._staged.close()
+            self._disk.shutdown()
+
+    def _fail(self, error: Exception) -> None:
+        known = error if isinstance(error, StoreError) else self._folder.failed(error)
+        with self._changed:
+            self.error = self.error or known
+            self._changed.notify_all()
 
     def _next(self) -> _Job | None:
         while True:
             try:
-                return self._jobs.get(timeout=0.05 if self._batches_staged else None)
+                return self._jobs.get(timeout=None if self._staged is None else 0.05)
             except queue.Empty:
-                if self._blocked or self._hurry() or time.monotonic() - self._staged_since > SECONDS:
-                    self._write()
+                staged = self._staged
+                if staged is None:
+                    continue
+                if self._blocked:
+                    self._release(staged.spill())
+                if self._hurry() or time.monotonic() - staged.since > SECONDS:
+                    self._hand_over()
 
     def _stage(self, job: _Job) -> None:
         self._check_range(job.outcome)
-        if not self._batches_staged:
-            self._staged_since = time.monotonic()
+        staged = self._staged = self._staged or _Staged(len(self.infos), self._folder)
         mask = None if job.outcome.mask is None else np.asarray(job.outcome.mask)
-        rows_after, new = [], []
-        for start, array, digester, staged in zip(self._rows, job.outcome.arrays, self._digesters, self._pieces):
+        rows_after, nbytes = [], 0
+        for start, array, digester, of_array in zip(self._rows, job.outcome.arrays, self._digesters, staged.pieces):
             rows_after.append(start + rows.count(array, mask))
             for piece in rows.pieces(array, mask, start):
                 digester.add(piece)
-                staged.append(piece)
-                new.append(piece)
+                of_array.append(piece)
+                nbytes += piece.data.nbytes
         self._rows, self._batches = tuple(rows_after), self._batches + 1
-        self._release(job.nbytes - sum(piece.data.nbytes for piece in new))  # rows that are not kept
+        self._release(job.nbytes - nbytes)  # rows that are not kept
+        staged.in_memory += nbytes
+        staged.n_batches += 1
+        # Two more batches must fit, or the program would wait for the disk.
+        fits = staged.in_memory + 2 * job.nbytes <= PROGRAM_SHARE * self._memory
+        if not fits and staged.n_batches < self._file_batches:
+            self._release(staged.spill())
         self._inputs.append(job.checksum.text())
-        self._batches_staged += 1
         if self._lists_each:
-            self._end_entry()
+            self._end_entry(staged)
 
-    def _end_entry(self) -> None:
+    def _end_entry(self, staged: _Staged) -> None:
         """Describes the batches that were staged since the last entry."""
         if self._inputs:
             runs = tuple(tuple(digester.taken()) for digester in self._digesters)
-            self._entries.append(Entry(self._batches - len(self._inputs), tuple(self._inputs), self._rows, runs))
+            staged.entries.append(Entry(self._batches - len(self._inputs), tuple(self._inputs), self._rows, runs))
             self._inputs = []
 
-    def _write(self) -> None:
+    def _hand_over(self) -> None:
+        """Has what is staged written, when what was staged before is."""
+        self._wait_for_disk()
+        staged, self._staged = self._staged, None
+        if staged is not None:
+            self._end_entry(staged)
+            self._writing = self._disk.submit(self._write, staged)
+
+    def _wait_for_disk(self) -> None:
+        if self._writing is not None:
+            self._writing.result()
+        if self.error is not None:
+            raise self.error
+
+    # -- the thread that writes ----------------------------------------------------------------------------------------
+
+    def _write(self, staged: _Staged) -> None:
         """Writes what is staged, and lists it."""
-        if not self._batches_staged:
-            return
-        self._end_entry()
-        commits: collections.deque[tuple[Any, int]] = collections.deque()
-        transaction, nbytes = None, 0
-        for array, staged in zip(self._arrays, self._pieces):
+        try:
+            self._write_arrays(staged)
+            progress = self.progress
+            for entry in staged.entries:
+                progress = progress.plus(entry)
+            self.progress = self._file.write(progress)
+        except Exception as error:
+            self._fail(error)
+        finally:
+            staged.close()
+
+    def _write_arrays(self, staged: _Staged) -> None:
+        commits: collections.deque[tuple[Any, int, int]] = collections.deque()
+        transaction, nbytes, of_program = None, 0, 0
+        for number, array in enumerate(self._arrays):
             transaction = transaction or tensorstore().Transaction()
-            nbytes += sum(piece.data.nbytes for piece in staged)
+            pieces, in_memory = staged.taken(number)
+            nbytes += sum(piece.data.nbytes for piece in pieces)
+            of_program += in_memory
             target = array.with_transaction(transaction)
             written = [
-                target.oindex[(piece.rows, *piece.columns)].write(piece.data) for piece in rows.put_together(staged)
+                target.oindex[(piece.rows, *piece.columns)].write(piece.data) for piece in rows.put_together(pieces)
             ]
             for future in written:
                 self._folder.wait(future)
             if nbytes * COPIES * GROUPS >= WRITE_SHARE * self._memory:
-                commits.append((transaction.commit_async(), nbytes))
-                transaction, nbytes = None, 0
+                commits.append((transaction.commit_async(), nbytes, of_program))
+                transaction, nbytes, of_program = None, 0, 0
             while len(commits) >= GROUPS:
                 self._settle(*commits.popleft())
         if transaction is not None:
-            commits.append((transaction.commit_async(), nbytes))
+            commits.append((transaction.commit_async(), nbytes, of_program))
         for commit in commits:
             self._settle(*commit)
-        progress = self.progress
-        for entry in self._entries:
-            progress = progress.plus(entry)
-        self.progress = self._file.write(progress)
-        self._entries, self._batches_staged = [], 0
 
-    def _settle(self, commit: Any, nbytes: int) -> None:
-        """Waits until some arrays are written."""
+    def _settle(self, commit: Any, nbytes: int, of_program: int) -> None:
+        """Waits until some arrays are written, of which the program waits for some bytes."""
         self._folder.wait(commit, GROUPS * nbytes)
-        self._release(nbytes)
+        self._release(of_program)
+        self._let_go += COPIES * nbytes
+        if self._let_go > TRIM_SHARE * self._memory:
+            self._let_go = 0
+            _trim()
 
     def _release(self, nbytes: int) -> None:
         """Lets the program go on, if it waits for memory."""
@@ -243,9 +326,16 @@ def local_bytes(array: Any) -> int:
     return sum(s.data.nbytes for s in array.addressable_shards if not s.replica_id)
 
 
+def _trim() -> None:
+    """Gives free memory back to the system. Linux's allocator keeps it, for each of TensorStore's threads."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def batches_at_a_time(outcome: BatchOutcome, memory: int) -> int:
-    """How many batches to write at a time: as many as fill a file of the largest array, if the memory is enough."""
+    """How many batches to write at a time: as many as fill a file of the largest array."""
     sizes = [local_bytes(array) for array in outcome.arrays]
-    by_file = zarr_arrays.FILE_BYTES // max(1, max(sizes, default=1))
-    by_memory = int(FILL_SHARE * memory) // max(1, sum(sizes))
-    return max(1, min(by_file, by_memory))
+    file_bytes = min(zarr_arrays.FILE_BYTES, int(WRITE_SHARE * memory) // (COPIES * GROUPS))
+    by_file = file_bytes // max(1, max(sizes, default=1))
+    return max(1, min(by_file, STAGED_BYTES // max(1, sum(sizes))))

@@ -1,0 +1,125 @@
+"""The files of an elastic harvest: batches in units, which any number of processes take, each by itself.
+
+    units.json                       the call, and how many batches a unit has
+    units/00000012/claim.json        which process works on the unit; it is written again while the process lives
+    units/00000012/done.json         which attempt holds the unit: written once, by whichever process is first
+    units/00000012/attempts/ab12/    an attempt: a store of its own
+
+No process waits for another, and there is no coordinator: a claim and the end of a unit are files that the storage
+creates only if they do not exist (`writing/worker.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from typing import Any
+
+from sonde.errors import StoreError
+from sonde.store.format.folder import Folder
+from sonde.store.format.sealed import damaged, seal, unseal
+
+UNITS = "units.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class UnitsManifest:
+    """What the processes of an elastic harvest share.
+
+    Attributes:
+        request: The arguments of the harvest, as texts.
+        batches: How many batches there are.
+        size: How many batches a unit has.
+        identity: A text that no other store has.
+    """
+
+    request: dict[str, Any]
+    batches: int
+    size: int
+    identity: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
+
+    @property
+    def count(self) -> int:
+        """How many units there are."""
+        return -(-self.batches // self.size)
+
+    def span(self, unit: int) -> range:
+        """The numbers of the batches of a unit."""
+        return range(unit * self.size, min((unit + 1) * self.size, self.batches))
+
+
+def read_units(folder: Folder) -> UnitsManifest | None:
+    """The manifest of an elastic harvest; None if the folder is something else.
+
+    Raises:
+        StoreError: It is damaged.
+    """
+    data = folder.read(UNITS)
+    if data is None:
+        return None
+    told = unseal(data, UNITS, folder.name)
+    try:
+        manifest = UnitsManifest(**told)
+        sizes = manifest.batches, manifest.size
+        if not all(type(n) is int and n >= 1 for n in sizes) or not isinstance(manifest.identity, str):
+            raise ValueError(f"{manifest.batches!r} batches in units of {manifest.size!r}")
+        return manifest
+    except (TypeError, ValueError) as error:
+        raise damaged(UNITS, folder.name, str(error)) from error
+
+
+def shared_units(folder: Folder, request: dict[str, Any], n_batches: int, size: int) -> UnitsManifest:
+    """The manifest that all processes of the harvest share; the first process makes it.
+
+    Raises:
+        StoreError: The folder holds something else, or other batches are divided into other units.
+    """
+    manifest = read_units(folder)
+    if manifest is None:
+        others = [key for key in folder.keys() if not key.startswith("units")]  # noqa: SIM118
+        if others:
+            raise StoreError(f"{folder.name!r} is not empty and holds no elastic store: choose another folder")
+        folder.create(UNITS, seal(dataclasses.asdict(UnitsManifest(request, n_batches, size))))
+        manifest = read_units(folder)
+        assert manifest is not None
+    if (manifest.batches, manifest.size) != (n_batches, size):
+        raise StoreError(
+            f"the store {folder.name!r} has {manifest.batches} batches in units of {manifest.size}, this call "
+            f"{n_batches} in units of {size}: repeat the call that started it, or choose another folder"
+        )
+    return manifest
+
+
+def folder_of(unit: int) -> str:
+    """The folder of a unit."""
+    return f"units/{unit:08d}"
+
+
+def attempt_of(folder: Folder, manifest: UnitsManifest, unit: int) -> str | None:
+    """The folder of the attempt that holds a unit; None if the unit is not done.
+
+    Raises:
+        StoreError: The file that says so is damaged.
+    """
+    name = f"{folder_of(unit)}/done.json"
+    data = folder.read(name)
+    if data is None:
+        return None
+    told = unseal(data, name, folder.name)
+    attempt = told.get("attempt")
+    if (told.get("identity"), told.get("unit")) != (manifest.identity, unit) or not isinstance(attempt, str):
+        raise damaged(name, folder.name, "it belongs to another store or unit")
+    return f"{folder_of(unit)}/attempts/{attempt}"
+
+
+def set_done(folder: Folder, manifest: UnitsManifest, unit: int, attempt: str) -> None:
+    """Makes an attempt the one that holds a unit, if none does yet; removes the files of all other attempts."""
+    told = {"identity": manifest.identity, "unit": unit, "attempt": attempt}
+    folder.create(f"{folder_of(unit)}/done.json", seal(told))
+    holds = attempt_of(folder, manifest, unit)
+    folder.remove(key for key in folder.keys(f"{folder_of(unit)}/attempts/") if not key.startswith(f"{holds}/"))
+
+
+def reopen(folder: Folder, unit: int) -> None:
+    """Makes a unit one that is not done."""
+    folder.remove([f"{folder_of(unit)}/{name}.json" for name in ("done", "claim")])
