@@ -117,3 +117,54 @@ def test_completion_does_without_jax() -> None:
     )
     done = process("-c", code, env=os.environ | completing)
     assert done.stdout == "plain,--inside\nFalse\n", done.stderr
+
+
+DONATING = """
+import functools, jax, jax.numpy as jnp
+
+@jax.jit
+def look_at(w):
+    return jnp.log(w)  # NaN from the third step on
+
+@functools.partial(jax.jit, donate_argnums=0)
+def step(w):
+    return w - 0.4
+
+w = jnp.ones(3)
+for i in range(8):
+    look_at(w)
+    w = step(w)
+print("done")
+"""
+
+EAGER = """
+import jax, jax.numpy as jnp
+
+def step(w):
+    return jax.value_and_grad(lambda w: jnp.sum(jnp.sqrt(w)))(w)
+
+w = jnp.ones(3)
+for i in range(9):
+    value, gradient = step(w)
+    w = w - 0.9 * gradient
+    if jnp.isnan(value):
+        raise FloatingPointError("the loss is NaN")
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "call", "made"),
+    [(DONATING, "call 3 of look_at", "log(-0.2"), (EAGER, "call 2 of", "sqrt(-")],
+    ids=["arguments-donated-later", "gradients-without-jit"],
+)
+def test_run_finds_the_call(tmp_path: Path, text: str, call: str, made: str) -> None:
+    (tmp_path / "script.py").write_text(text)
+    done = process("-W", "error", "-m", "sonde.cli", "run", "--bundle", "", str(tmp_path / "script.py"))
+    assert done.returncode == 1 and call in done.stderr and made in done.stderr, done.stderr
+
+
+def test_run_says_what_was_looked_at_if_a_script_raises(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import jax\njax.jit(lambda x: x + 1)(1.0)\nraise KeyError('other')\n")
+    done = process("-m", "sonde.cli", "run", str(tmp_path / "script.py"))
+    assert done.returncode == 1 and "KeyError: 'other'" in done.stderr
+    assert "no NaN or Inf in the results of 1 call of jitted functions" in done.stderr

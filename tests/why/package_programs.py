@@ -274,10 +274,10 @@ def rlax_returns(fault):
 
 
 def evosax_strategy(fault):
-    from evosax.algorithms import OpenES
+    from evosax.algorithms import Open_ES
 
     def run(x):
-        strategy = OpenES(population_size=4, solution=x)
+        strategy = Open_ES(population_size=4, solution=x)
         params = strategy.default_params
         state = strategy.init(KEY, x, params)
         population, state = strategy.ask(KEY, state, params)
@@ -358,6 +358,294 @@ def jaxns_model(fault):
     )
 
 
+def keras_network(fault):
+    import keras
+
+    layers = [keras.layers.Dense(6), keras.layers.LayerNormalization(), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.layers.Input((3,)), *layers])
+    weights, state = ([v.value for v in vs] for vs in (model.trainable_variables, model.non_trainable_variables))
+    return lambda weights, x: model.stateless_call(weights, state, fault(x))[0], (weights, jnp.ones((4, 3)))
+
+
+def penzai_mlp(fault):
+    from penzai import pz
+    from penzai.models import simple_mlp
+
+    model = simple_mlp.MLP.from_config(name="mlp", init_base_rng=KEY, feature_sizes=[4, 8, 2])
+    return lambda x: model(pz.nx.wrap(fault(x)).tag("features")).unwrap("features"), (jnp.ones(4),)
+
+
+def jaxlie_rotation(fault):
+    import jaxlie
+
+    def run(x):
+        return (jaxlie.SE3.exp(fault(x)) @ jaxlie.SE3.exp(x * 0.5)).log()
+
+    return run, (jnp.arange(6.0) / 7,)
+
+
+def gpjax_kernel(fault):
+    import gpjax
+
+    kernel = gpjax.kernels.Matern32()
+    return lambda x: kernel.cross_covariance(fault(x), x), (jnp.linspace(0, 1, 5)[:, None],)
+
+
+def signax_signature(fault):
+    import signax
+
+    return lambda path: signax.logsignature(fault(path), 3), (jax.random.normal(KEY, (6, 2)),)
+
+
+def cosmo_distance(fault):
+    import jax_cosmo
+
+    return lambda a: jax_cosmo.background.radial_comoving_distance(jax_cosmo.Planck15(), fault(a)), (jnp.array([0.5]),)
+
+
+def folx_laplacian(fault):
+    import folx
+
+    return lambda x: folx.forward_laplacian(lambda x: jnp.sum(jnp.tanh(fault(x)) ** 2))(x).laplacian, (jnp.ones(3),)
+
+
+def neural_kernel(fault):
+    from neural_tangents import stax
+
+    *_, kernel = stax.serial(stax.Dense(8), stax.Relu(), stax.Dense(8), stax.Erf(), stax.Dense(1))
+    return lambda x: kernel(fault(x), None, "ntk"), (jax.random.normal(KEY, (3, 4)),)
+
+
+def gymnax_pendulum(fault):
+    import gymnax
+
+    env, params = gymnax.make("Pendulum-v1")
+    _, state = env.reset(KEY, params)
+
+    def run(action):
+        def step(state, key):
+            seen, state, reward, *_ = env.step(key, state, fault(action), params)
+            return state, (seen, reward)
+
+        return jax.lax.scan(step, state, jax.random.split(KEY, 5))[1]
+
+    return run, (jnp.array([0.3]),)
+
+
+def adan_update(fault):
+    import optax
+    import optax_adan
+
+    opt = optax_adan.adan(0.1)
+
+    def run(w):
+        state = opt.init(w)
+        for _ in range(3):
+            updates, state = opt.update(jax.grad(lambda w: jnp.sum((fault(w) - 2) ** 2))(w), state, w)
+            w = optax.apply_updates(w, updates)
+        return w
+
+    return run, (jnp.ones(3),)
+
+
+def netket_model(fault):
+    import netket
+
+    model = netket.models.RBM(alpha=1, param_dtype=jnp.float32)
+    x = jnp.array([[1.0, -1.0, 1.0, -1.0]])
+    return lambda p, x: model.apply(p, fault(x)), (model.init(KEY, x), x)
+
+
+def diffrax_implicit(fault):
+    import diffrax
+
+    term = diffrax.ODETerm(lambda t, y, args: -(fault(y) ** 3))
+    controller = diffrax.PIDController(rtol=1e-3, atol=1e-5)
+
+    def run(y):
+        solver = diffrax.Kvaerno3()
+        return diffrax.diffeqsolve(term, solver, 0.0, 1.0, 0.1, y, stepsize_controller=controller, max_steps=40).ys
+
+    return run, (jnp.array([1.0, 2.0]),)
+
+
+def diffrax_adjoint(fault):
+    import diffrax
+
+    term = diffrax.ODETerm(lambda t, y, args: -fault(y) * args)
+
+    def run(k):
+        y = diffrax.diffeqsolve(term, diffrax.Heun(), 0.0, 1.0, 0.25, jnp.array([1.0, 2.0]), args=k).ys
+        return jnp.sum(y**2)
+
+    return jax.grad(run), (jnp.array(0.7),)
+
+
+def lineax_conjugate(fault):
+    import lineax
+
+    def solve(a, b):
+        operator = lineax.MatrixLinearOperator(fault(a), lineax.positive_semidefinite_tag)
+        return lineax.linear_solve(operator, b, lineax.CG(1e-4, 1e-4)).value
+
+    return solve, (jnp.array([[2.0, 1.0], [1.0, 3.0]]), jnp.ones(2))
+
+
+def lineax_least_squares(fault):
+    import lineax
+
+    def solve(a, b):
+        return lineax.linear_solve(lineax.MatrixLinearOperator(fault(a)), b, lineax.QR()).value
+
+    return solve, (jax.random.normal(KEY, (4, 2)), jnp.ones(4))
+
+
+def optimistix_least_squares(fault):
+    import optimistix
+
+    def run(y):
+        solver = optimistix.LevenbergMarquardt(1e-3, 1e-3)
+        return optimistix.least_squares(lambda y, _: fault(y) ** 2 - jnp.array([1.0, 4.0]), solver, y).value
+
+    return run, (jnp.array([2.0, 3.0]),)
+
+
+def optax_lbfgs(fault):
+    import optax
+
+    opt = optax.lbfgs()
+    value = lambda w: jnp.sum((fault(w) - 2) ** 4)
+
+    def run(w):
+        state = opt.init(w)
+        for _ in range(2):
+            loss, grad = optax.value_and_grad_from_state(value)(w, state=state)
+            updates, state = opt.update(grad, state, w, value=loss, grad=grad, value_fn=value)
+            w = optax.apply_updates(w, updates)
+        return w
+
+    return jax.jit(run), (jnp.ones(3),)
+
+
+def numpyro_nuts(fault):
+    import numpyro.distributions as dist
+    from numpyro.infer.hmc import hmc
+
+    potential = lambda z: -jnp.sum(dist.StudentT(4.0).log_prob(fault(z)))
+    init, sample = hmc(potential, algo="NUTS")
+
+    def run(z):
+        state = init(z, num_warmup=0, step_size=0.3)
+        return sample(sample(state)).z
+
+    return run, (jnp.array([0.3, -0.2]),)
+
+
+def numpyro_distributions(fault):
+    import numpyro.distributions as dist
+
+    def run(x):
+        mixture = dist.MixtureSameFamily(
+            dist.Categorical(jnp.array([0.3, 0.7])), dist.Gamma(jnp.array([2.0, 3.0]), 1.0)
+        )
+        flow = dist.TransformedDistribution(dist.Normal(0, 1), dist.transforms.SigmoidTransform())
+        return mixture.log_prob(fault(x)), flow.log_prob(x / 9), dist.LKJCholesky(3).sample(jax.random.PRNGKey(0))
+
+    return run, (jnp.array([0.5, 1.5]),)
+
+
+def blackjax_adaptation(fault):
+    import blackjax
+
+    density = lambda x: -0.5 * jnp.sum(fault(x) ** 2)
+
+    def run(x):
+        warmup = blackjax.window_adaptation(blackjax.hmc, density, num_integration_steps=2)
+        (state, parameters), _ = warmup.run(KEY, x, num_steps=6)
+        return state.position, parameters["step_size"]
+
+    return run, (jnp.ones(2),)
+
+
+def flax_convolution(fault):
+    from flax import nnx
+
+    class Net(nnx.Module):
+        def __init__(self):
+            self.convolution = nnx.Conv(1, 4, (3, 3), rngs=nnx.Rngs(0))
+            self.norm = nnx.BatchNorm(4, rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            return nnx.max_pool(nnx.silu(self.norm(fault(self.convolution(x)))), (2, 2)).sum()
+
+    graph, state = nnx.split(Net())
+    return jax.grad(lambda x, state: nnx.merge(graph, state)(x)), (jax.random.normal(KEY, (2, 4, 4, 1)), state)
+
+
+def haiku_attention(fault):
+    import haiku as hk
+
+    def apply(x):
+        return hk.LayerNorm(-1, True, True)(hk.MultiHeadAttention(2, 4, w_init_scale=1.0)(x, x, fault(x)))
+
+    x = jax.random.normal(KEY, (1, 3, 8))
+    net = hk.without_apply_rng(hk.transform(apply))
+    params = net.init(KEY, x)
+    return jax.grad(lambda p, x: net.apply(p, x).sum()), (params, x)
+
+
+def dynamax_hmm(fault):
+    from dynamax.hidden_markov_model import GaussianHMM
+
+    model = GaussianHMM(2, 1)
+    params, _ = model.initialize(KEY)
+    return lambda y: model.smoother(params, fault(y)).smoothed_probs, (jax.random.normal(KEY, (5, 1)),)
+
+
+def brax_pipeline(fault):
+    from brax.io import mjcf
+    from brax.positional import pipeline
+
+    text = """<mujoco><worldbody><body pos="0 0 1"><joint type="hinge" axis="0 1 0"/>
+    <geom type="capsule" size="0.1 0.3" mass="1"/></body></worldbody></mujoco>"""
+    system = mjcf.loads(text)
+
+    def run(q):
+        state = pipeline.init(system, fault(q), jnp.zeros(1))
+        for _ in range(2):
+            state = pipeline.step(system, state, jnp.zeros(0))
+        return state.q, state.qd
+
+    return jax.jit(run), (jnp.array([0.3]),)
+
+
+def equinox_attention(fault):
+    import equinox as eqx
+
+    net = eqx.nn.MultiheadAttention(2, 4, key=KEY)
+    mask = jnp.tril(jnp.ones((3, 3), bool))
+    return eqx.filter_grad(lambda net, x: jnp.sum(net(fault(x), x, x, mask) ** 2)), (
+        net,
+        jax.random.normal(KEY, (3, 4)),
+    )
+
+
+def jaxopt_projected(fault):
+    import jaxopt
+
+    solver = jaxopt.ProjectedGradient(
+        lambda w: jnp.sum((fault(w) - 1) ** 2), jaxopt.projection.projection_simplex, maxiter=3
+    )
+    return lambda w: solver.run(w).params, (jnp.array([0.2, 0.3, 0.5]),)
+
+
+def flowjax_spline(fault):
+    from flowjax.bijections import RationalQuadraticSpline
+
+    spline = RationalQuadraticSpline(knots=4, interval=2)
+    return lambda x: spline.transform_and_log_det(fault(x)), (jnp.array(0.3),)
+
+
 PROGRAMS = {
     name: program
     for name, program in list(globals().items())
@@ -367,7 +655,8 @@ PROGRAMS = {
 """By name; the part before the first underscore is the package."""
 
 _MODULES = {"ott": "ott", "haiku": "haiku", "kfac": "kfac_jax", "jax": "jax_md", "e3nn": "e3nn_jax", "nifty": "nifty"}
-_MODULES |= {"jaxns": "tensorflow_probability"}
+_MODULES |= {"jaxns": "tensorflow_probability", "cosmo": "jax_cosmo", "neural": "neural_tangents"}
+_MODULES |= {"adan": "optax_adan"}
 
 
 def is_installed(name):

@@ -301,6 +301,21 @@ def test_functions_of_the_host():
         assert found_in(from_the_host, X, run=jax.jit(from_the_host)).operation == "pure_callback"
 
 
+ANSWERS = [np.nan, 2.0]
+
+
+def different_the_second_time(x):
+    def on_host(v):
+        return np.float32(ANSWERS.pop(0) if len(ANSWERS) > 1 else ANSWERS[0])
+
+    return x + jax.pure_callback(on_host, jax.ShapeDtypeStruct((), jnp.float32), x[0])
+
+
+def test_a_value_that_is_fine_when_it_is_computed_again_is_in_doubt():
+    found = first_nonfinite(jax.jit(different_the_second_time))(X)
+    assert found is not None and found.operation == "jit" and "run again" in found.doubt
+
+
 CALLS: list[float] = []
 
 

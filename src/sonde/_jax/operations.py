@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from jax._src import callback as _callback
 from jax._src import debugging as _debugging
 from jax._src import source_info_util as _source_info
 
-from sonde._jax.jaxprs import open_jaxpr, sub_jaxprs, with_equations, with_jaxprs
+from sonde._jax.jaxprs import make_jaxpr, open_jaxpr, sub_jaxprs, with_equations, with_jaxprs
 
 __all__ = [
     "Frame",
@@ -21,6 +22,7 @@ __all__ = [
     "has_callbacks",
     "has_effects_outside",
     "has_own_lines",
+    "implementation_of",
     "is_backward",
     "lines_of",
     "run_operation",
@@ -35,6 +37,8 @@ class Frame(NamedTuple):
     function: str
     line: int
 
+
+_TRACING = "traced_implementation"
 
 # Frames between JAX and the program: a line of these is never the place of an operation.
 _SONDE = str(Path(__file__).resolve().parent.parent) + os.sep
@@ -78,8 +82,39 @@ def frames_of(source: Any) -> list[Frame]:
         return []
     frames = []
     for frame in _source_info.user_frames(traceback):
+        if frame.file_name == __file__ and frame.function_name.endswith(_TRACING):
+            break  # traced by `implementation_of`: the program is not around it
         frames.append(Frame(frame.file_name, frame.function_name, frame.start_line))
     return frames
+
+
+def implementation_of(primitive: Any, params: dict[str, Any], types: Sequence[Any]) -> Any:
+    """The program behind a primitive of another package, whose implementation is a function of JAX operations.
+
+    Equinox and the packages on it define such primitives: linear solves, loops with checkpoints.
+
+    Returns:
+        A closed jaxpr; None if the primitive is one of JAX, or if its implementation cannot be traced.
+    """
+    implementation = primitive.impl
+    while isinstance(implementation, functools.partial):
+        implementation = implementation.func
+    if (getattr(implementation, "__module__", None) or "jax").partition(".")[0] in ("jax", "jaxlib", "sonde"):
+        return None
+
+    def traced_implementation(*values: Any) -> Any:
+        return primitive.impl(*values, **params)
+
+    try:
+        program = make_jaxpr(traced_implementation)(*types)
+    except Exception:  # it wants numbers, or is to be lowered only
+        return None
+    return None if _binds(program, primitive) else program  # a wrapper of JAX's own implementation binds it again
+
+
+def _binds(jaxpr: Any, primitive: Any) -> bool:
+    equations = open_jaxpr(jaxpr).eqns
+    return any(e.primitive is primitive or any(_binds(j, primitive) for j in sub_jaxprs(e.params)) for e in equations)
 
 
 def lines_of(sources: Sequence[Any]) -> tuple[str, ...]:

@@ -51,7 +51,7 @@ def run(
     script: str,
     args: tuple[str, ...],
 ) -> None:
-    """Run SCRIPT with its ARGS, unchanged, and watch its jitted functions.
+    """Run SCRIPT with its ARGS, unchanged, and watch its jitted functions and gradients.
 
     When a result of one turns NaN or Inf, or the script raises because of one, the script stops, and the operation that
     made the value is named: the search runs on the very call. What the script was given or writes down itself, such as
@@ -97,13 +97,19 @@ def run(
                 err.print(f"{kind}: {place}", soft_wrap=True)
         context.exit(FOUND)
     if as_json:
-        show_json({"finite": True, "calls": watch.calls, "first": None})
+        show_json({"finite": not watch.unexplained, "calls": watch.calls, "first": None})
+    for sentence in watch.unexplained:
+        print(f"sonde: {sentence}", file=sys.stderr)
     if isinstance(error, SystemExit):
         raise error
     if error is not None:
         _print(error, script)
+        if watch.unexplained:
+            context.exit(FOUND)
+        watched = f"{watch.calls} call{'s' * (watch.calls != 1)} of jitted functions and gradients"
+        print(f"sonde: no NaN or Inf in the results of {watched}; nothing else was looked at", file=sys.stderr)
         context.exit(FOUND)
-    context.exit(FINE)
+    context.exit(FOUND if watch.unexplained else FINE)
 
 
 def _write(watch: Watch, page: str | None, bundle: str, inside: tuple[str, ...]) -> dict[str, str]:

@@ -1,8 +1,9 @@
-"""Runs a script with its jitted functions watched: the first result that turns non-finite stops it.
+"""Runs a script with its jitted functions and gradients watched: the first result that turns non-finite stops it.
 
-While the script runs, `jax.jit` returns functions that look at their results. They look on the device and do not wait:
-whether a call was fine is asked a few calls later, so that the program keeps running ahead. Until then the arguments of
-these calls are kept, for the search to run on the very call; of a function that donates its arguments, copies are kept.
+While the script runs, `jax.jit`, `jax.grad` and `jax.value_and_grad` return functions that look at their results. They
+look on the device and do not wait: whether a call was fine is asked a few calls later, so that the program keeps
+running ahead. Until then the arguments of these calls are kept, for the search to run on the very call; if a call
+donates arrays, copies of them are kept.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from sonde import NonFinite
 
 _MONITORED = ("mean", "std", "norm", "nonfinite")
+_GRADIENTS = ("grad", "value_and_grad")
 _MOST_SEARCHES = 3  # for one function whose results hold intended Infs
 
 
@@ -59,6 +61,7 @@ class Watch:
         place: The same in words.
         failed: The last call that raised, with the exception.
         calls: How many calls were watched.
+        unexplained: Calls with a result that is not finite for which the search failed, in words.
     """
 
     def __init__(self, every: int, inside: Sequence[str] | None = None, writer: Writer | None = None) -> None:
@@ -70,8 +73,10 @@ class Watch:
         self._every = every
         self._inside = inside
         self._pending: collections.deque[Call] = collections.deque()
-        self._searches: collections.Counter[int] = collections.Counter()
-        self._numbers: collections.Counter[int] = collections.Counter()
+        self.unexplained: list[str] = []
+        # By code: a function that is made anew for each call is the same function for us.
+        self._searches: collections.Counter[object] = collections.Counter()
+        self._numbers: collections.Counter[object] = collections.Counter()
         self._is_busy = False
         self._writer = writer
         self._monitored: dict[int, Callable[..., Any]] = {}
@@ -81,9 +86,17 @@ class Watch:
         """Calls a jitted function."""
         if self._is_busy or _jax.current_trace() is not _jax.eval_trace:
             return f(*args, **kwargs)
-        number = self._numbers[id(f)]
-        self._numbers[id(f)] += 1
-        kept_args, kept_kwargs = jax.tree.map(_copy, (args, kwargs)) if donates else (args, kwargs)
+        number = self._number(f)
+        kept_args, kept_kwargs = (args, kwargs)
+        if donates:
+            copies = {id(x): x.copy() for x in jax.tree.leaves((args, kwargs)) if isinstance(x, jax.Array)}
+            kept_args, kept_kwargs = _with_copies((args, kwargs), copies)
+            # Calls that are not looked at yet may have been given these arrays, too.
+            self._pending = collections.deque(
+                call._replace(args=new_args, kwargs=new_kwargs)
+                for call in self._pending
+                for new_args, new_kwargs in [_with_copies((call.args, call.kwargs), copies)]
+            )
         try:
             self._is_busy = True  # what is called meanwhile is part of this call, or of a capture of it
             result = self._function(f)(*args, **kwargs)
@@ -93,13 +106,19 @@ class Watch:
         finally:
             self._is_busy = False
         self.calls += 1
-        if self._searches[id(f)] < _MOST_SEARCHES:
+        if self._searches[_code_of(f)] < _MOST_SEARCHES:
             floats = [x for x in jax.tree.leaves(result) if isinstance(x, jax.Array) and _is_float(x)]
             if floats:
                 self._pending.append(Call(f, kept_args, kept_kwargs, _all_finite(floats), number))
         if len(self._pending) >= self._every:
             self.look()
         return result
+
+    def _number(self, f: Callable[..., Any]) -> int:
+        """How many calls of a function there were before."""
+        code = _code_of(f)
+        self._numbers[code] += 1
+        return self._numbers[code] - 1
 
     def look(self) -> None:
         """Looks at the results of the calls so far, in their order.
@@ -115,10 +134,13 @@ class Watch:
 
     def _search(self, call: Call) -> bool:
         """Whether a call has computed something that is not finite; what it was given or holds as a constant is not."""
-        self._searches[id(call.f)] += 1
+        self._searches[_code_of(call.f)] += 1
         self._is_busy = True
         try:
             found = first_nonfinite(call.f, inside=self._inside)(*call.args, **call.kwargs)
+        except Exception as error:
+            self.unexplained.append(f"{call} has a result that is not finite, but could not be repeated: {error}")
+            return False
         finally:
             self._is_busy = False
         if found is None or found.operation in ("argument", "constant"):
@@ -187,8 +209,7 @@ class StepOfScript(Watch):
         """Calls a jitted function, or stops."""
         if _jax.current_trace() is not _jax.eval_trace:
             return f(*args, **kwargs)
-        number = self._numbers[id(f)]
-        self._numbers[id(f)] += 1
+        number = self._number(f)
         kept_args, kept_kwargs = jax.tree.map(_copy, (args, kwargs)) if donates else (args, kwargs)
         self.last = Call(f, kept_args, kept_kwargs, None, number)
         if number:
@@ -218,6 +239,17 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+def _code_of(f: Any) -> object:
+    """What identifies a function, also if it is made anew; keeps it alive, so that no other can be taken for it."""
+    while hasattr(f, "__wrapped__"):
+        f = f.__wrapped__
+    return getattr(f, "__code__", f)
+
+
+def _with_copies(tree: Any, copies: dict[int, Any]) -> Any:
+    return jax.tree.map(lambda x: copies.get(id(x), x), tree)
 
 
 def _copy(x: Any) -> Any:
@@ -253,22 +285,35 @@ class WatchedFunction:
 
 @contextmanager
 def watching(watch: Watch) -> Iterator[None]:
-    """Inside the block, what `jax.jit` returns is watched."""
+    """Inside the block, what `jax.jit` returns is watched; so are gradients, which a script may take without it."""
     plain: Any = jax.jit
+    plain_gradients: dict[str, Any] = {name: getattr(jax, name) for name in _GRADIENTS}
 
     @functools.wraps(plain)
     def jit(*args: Any, **options: Any) -> Any:
         made = plain(*args, **options)
-        donates = bool(options.get("donate_argnums") or options.get("donate_argnames"))
+        donates = any(options.get(name) not in (None, (), []) for name in ("donate_argnums", "donate_argnames"))
         if isinstance(made, _jax.PjitFunction):
             return WatchedFunction(made, donates, watch)
         return lambda f: WatchedFunction(made(f), donates, watch)  # jit(static_argnums=...) without a function
 
+    def watched_gradient(take: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(take)
+        def gradient(*args: Any, **options: Any) -> Any:
+            made = take(*args, **options)
+            return WatchedFunction(made, False, watch) if callable(made) else made
+
+        return gradient
+
     jax.jit = jit
+    for name, take in plain_gradients.items():
+        setattr(jax, name, watched_gradient(take))
     try:
         yield
     finally:
         jax.jit = plain
+        for name, take in plain_gradients.items():
+            setattr(jax, name, take)
 
 
 def run_script(script: str, args: Sequence[str], *, is_module: bool, watch: Watch) -> BaseException | None:

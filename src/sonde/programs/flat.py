@@ -186,7 +186,7 @@ def _outputs_of(level: Level, eqn: Any, operands: list[int], around: Surrounding
             mark = Mark(params["site"], params["view"], around.names, len(level.equations), again=True)
             level.marks.setdefault(slot, []).append(mark)
         return kept
-    program = _program_inside(primitive, params, operands)
+    program = program_inside(primitive, params, operands, [level.types[slot] for slot in operands])
     if program is not None:
         return _inline(level, *program, around)
     outputs = tuple(level.slot(v.aval) for v in eqn.outvars)
@@ -197,16 +197,26 @@ def _outputs_of(level: Level, eqn: Any, operands: list[int], around: Surrounding
     return list(outputs)
 
 
-def _program_inside(primitive: Any, params: dict[str, Any], operands: list[int]) -> tuple[Any, list[int]] | None:
-    """The program that an equation does nothing but run, and its inputs; None if there is none."""
+def program_inside(
+    primitive: Any, params: dict[str, Any], operands: Sequence[int], types: Sequence[Any]
+) -> tuple[Any, list[int]] | None:
+    """The program that an equation does nothing but run, and its inputs; None if there is none.
+
+    Args:
+        primitive: The primitive of the equation.
+        params: Its parameters.
+        operands: The slots of its operands.
+        types: Their types.
+    """
     if primitive is lax.linear_solve_p:  # only the solver runs; the other programs are there for derivatives
         lengths = params["const_lengths"]
         first = lengths.matvec + lengths.vecmat
         last = first + lengths.solve + lengths.transpose_solve
         return params["jaxprs"].solve, [*operands[first : first + lengths.solve], *operands[last:]]
-    if primitive.name not in _jax.CALLS and primitive not in _jax.inlined_primitives() and "_prim" not in params:
+    if primitive.name in _jax.CALLS or primitive in _jax.inlined_primitives() or "_prim" in params:
+        programs = _jax.sub_jaxprs(params)
+    else:
+        programs = [_jax.implementation_of(primitive, params, types)]
+    if len(programs) != 1 or programs[0] is None or len(_jax.open_jaxpr(programs[0]).invars) != len(operands):
         return None
-    programs = _jax.sub_jaxprs(params)
-    if len(programs) != 1 or len(_jax.open_jaxpr(programs[0]).invars) != len(operands):
-        return None
-    return programs[0], operands
+    return programs[0], list(operands)

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
-from sonde import _jax
-from sonde.programs.flat import flatten
+from sonde.programs.flat import flatten, program_inside
 from sonde.why.reads import Index
-from sonde.why.walk import ENTER, Position, Scene, Walk
+from sonde.why.walk import ANY, ENTER, Position, Scene, Walk
 
 
 def scene_of_call(scene: Scene, number: int) -> Scene | None:
     """The program inside a call, with its numbers; None if the equation is not a call."""
-    equation = scene.level.equations[number]
-    if equation.name not in _jax.CALLS:
-        return None
-    programs = _jax.sub_jaxprs(equation.params)
-    if len(programs) != 1:
-        return None
-    known: Any = scene.entered.get(number)
-    if known is None:
-        level = flatten(programs[0], equation)
-        known = scene.entered[number] = scene.inside(level, scene.values.many(equation.inputs), number, _leave)
+    known: Any = scene.entered.get(("call", number), ())
+    if known == ():
+        known = scene.entered["call", number] = _scene_inside(scene, number)
     return known
 
 
-def _leave(scene: Scene, slot: int, index: Index) -> Position:
-    assert scene.outer is not None
-    outer, number = scene.outer
-    return Position(outer.at(scene.shard), outer.level.equations[number].inputs[slot], index)
+def _scene_inside(scene: Scene, number: int) -> Scene | None:
+    equation = scene.level.equations[number]
+    types = [scene.level.types[slot] for slot in equation.inputs]
+    inside = program_inside(equation.primitive, equation.params, equation.inputs, types)
+    if inside is None:
+        return None
+    program, operands = inside
+
+    def leave(inner: Scene, slot: int, index: Index) -> Position:
+        return Position(scene.at(inner.shard), operands[slot], index)
+
+    return scene.inside(flatten(program, equation), scene.values.many(operands), number, leave)
 
 
 def enter_call(walk: Walk, scene: Scene, number: int, output: int, index: Index) -> Position | None:
@@ -38,5 +38,4 @@ def enter_call(walk: Walk, scene: Scene, number: int, output: int, index: Index)
     return None if inside is None else Position(inside, inside.level.outputs[output], index)
 
 
-for _name in _jax.CALLS:
-    ENTER[_name] = enter_call
+ENTER[ANY] = enter_call

@@ -8,7 +8,7 @@ made, to the iteration before, or out of the loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -138,18 +138,27 @@ class _Runs:
         return program
 
 
-def first_bad_inside(walk: Walk, scene: Scene, number: int) -> Position | None:
-    """The first value that is bad inside a loop, by iteration; None if there is none. Loops in it are not entered."""
+def made_bad_inside(walk: Walk, scene: Scene, number: int) -> Iterator[Position]:
+    """The values inside a loop that are worse than all that they are computed from, by iteration and program order.
+
+    Of each equation the first iteration is looked at. Loops inside the loop are not entered.
+    """
     runs = _runs_of(walk, scene, number)
     if scene.shard is not None:
-        return None
+        return
     loop, body, question = runs.loop, runs.body, walk.question
-    slots = [
-        slot
+    numeric = [
+        equation
         for equation in body.equations
-        for slot in equation.outputs
-        if jnp.issubdtype(getattr(body.types[slot], "dtype", np.int32), jnp.inexact)
+        if any(jnp.issubdtype(getattr(body.types[slot], "dtype", np.int32), jnp.inexact) for slot in equation.outputs)
     ]
+    if not numeric:
+        return
+
+    def worst(values: Sequence[Any]) -> Any:
+        severities = [jnp.max(question.severity(x, jnp), initial=0) for x in map(jnp.asarray, values) if _is_plain(x)]
+        return jnp.max(jnp.stack([jnp.int32(0), *[jnp.asarray(s, jnp.int32) for s in severities]]))
+
     test = None if loop.test is None else _runnable(loop.test[0], walk.callbacks)
     n_test, first_row = len(runs.tested), loop.n_consts + loop.n_carry
 
@@ -166,25 +175,23 @@ def first_bad_inside(walk: Walk, scene: Scene, number: int) -> Position | None:
             row = [lax.dynamic_index_in_dim(x, position, keepdims=False) for x in rows]
             env = {**body.constants, **dict(enumerate((*consts, *now, *row)))}
             _run_into(env, body, walk.callbacks)
-            bad = jnp.stack([jnp.any(question.severity(env[slot], jnp) > 0) for slot in slots])
+            made_worse = [
+                worst([env[slot] for slot in equation.outputs]) > worst([env[slot] for slot in equation.inputs])
+                for equation in numeric
+            ]
             new = [env[slot] for slot in body.outputs[: loop.n_carry]]
             if test is not None:
                 new = carried_on(test(*tested, *now)[0], new, now)
-            return at + 1, new, jnp.where(bad & (firsts < 0), at, firsts)
+            return at + 1, new, jnp.where(jnp.stack(made_worse) & (firsts < 0), at, firsts)
 
-        state = jnp.int32(0), list(carry), jnp.full(len(slots), -1, jnp.int32)
+        state = jnp.int32(0), list(carry), jnp.full(len(numeric), -1, jnp.int32)
         return [lax.while_loop(going_on, iterate, state)[2]]
 
-    if not slots:
-        return None
     firsts = on_host(scene.run(program, [*runs.tested, *runs.inputs], ((), ()))[0])
-    found = [(int(first), i) for i, first in enumerate(firsts) if first >= 0]
-    if not found:
-        return None
-    iteration, which = min(found)
-    inside = _at_iteration(runs, iteration, 0, ()).scene
-    worst = walk.worst(inside, slots[which])
-    return Position(inside, slots[which], worst[0]) if worst else None
+    for iteration, which in sorted((int(first), i) for i, first in enumerate(firsts) if first >= 0):
+        inside = _at_iteration(runs, iteration, 0, ()).scene
+        for slot in numeric[which].outputs:
+            yield from (Position(inside, slot, index) for index in walk.worst(inside, slot))
 
 
 def _is_plain(value: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,16 +18,18 @@ from sonde.core import InsideRequest
 from sonde.errors import SondeError
 from sonde.programs.callbacks import Callbacks
 from sonde.programs.flat import Level
-from sonde.programs.running import Values
+from sonde.programs.running import Run, Values, run_optimized, run_plain
 from sonde.why import loops, shards  # noqa: F401 (each registers how to enter equations)
 from sonde.why.calls import scene_of_call
+from sonde.why.reads import Index, elements_read
 from sonde.why.tape import Tape, Taped, run_taped
-from sonde.why.walk import Birth, Question, Scene, Walk
+from sonde.why.walk import FINE_AGAIN, Birth, Position, Question, Scene, Walk
 
 _MOST_ELEMENTS = 4
 _MOST_WALKS = 32
+_MOST_COMPARED = 256
 _LOGIC = ("and", "or", "not", "reduce_and", "reduce_or", "broadcast_in_dim", "reshape", "convert_element_type")
-_REPLACED = "the program tests for values that are not finite and puts an Inf in their place"
+_REPLACED = "the program tests this value and puts an Inf in its place"
 _IN_LOOP = "the value is inside a loop that the check depends on; the loop may discard it"
 # Exceptions that are never about numbers.
 _NOT_ABOUT_NUMBERS = (TypeError, AttributeError, LookupError, NameError, ImportError, OSError, SondeError, SyntaxError)
@@ -107,16 +110,28 @@ def explain(
     taped: Taped, args: Any, kwargs: Any, labels: dict[int, Any], question: Question, discarded: bool = False
 ) -> Answer | None:
     """Explains what a function that was taped has returned, changed or raised."""
+    answer = _explain(taped, args, kwargs, labels, question, discarded, run_plain)
+    if answer is None and taped.error is None:
+        return None
+    if answer is None or answer.doubt == FINE_AGAIN:
+        answer = _explain(taped, args, kwargs, labels, question, discarded, run_optimized) or answer
+    if answer is None and taped.error is not None:
+        raise taped.error
+    return answer
+
+
+def _explain(
+    taped: Taped, args: Any, kwargs: Any, labels: dict[int, Any], question: Question, discarded: bool, run: Run
+) -> Answer | None:
+    """One attempt; None if there is nothing to explain, or nothing explains what the program raised."""
     tape = taped.tape
     kept = _kept(tape, {id(x) for x in jax.tree.leaves((taped.result, args, kwargs))})
     walk = Walk(question, Callbacks(tape.written))
-    scene = Scene(tape.level, TapeValues(tape.level, tape.arrays, walk.callbacks))
+    scene = Scene(tape.level, TapeValues(tape.level, tape.arrays, walk.callbacks), run=run)
     names = {slot: labels[id(x)][0] for slot, x in enumerate(tape.arrays) if id(x) in labels}
     if taped.error is not None:
         answer = None if isinstance(taped.error, _NOT_ABOUT_NUMBERS) else _why_raised(walk, scene, taped)
-        if answer is None:
-            raise taped.error
-        return dataclasses.replace(answer, labels=names)
+        return None if answer is None else dataclasses.replace(answer, labels=names)
     bad = [
         (name, slot)
         for _, (name, value) in (*_leaves(taped.result, "result"), *_updated((args, kwargs), labels))
@@ -141,27 +156,70 @@ def explain(
     if replaced is not None:
         root, earlier = root_of(replaced)
         return Answer(root, earlier, tuple(name for name, _ in bad), names, doubt=_REPLACED)
-    return Answer(birth, turns, tuple(name for name, _ in bad), names)
+    return Answer(birth, turns, tuple(name for name, _ in bad), names, doubt=birth.doubt)
 
 
 def _before_replacement(walk: Walk, birth: Birth) -> Birth | None:
     """The bad value in whose place the program has put an Inf, as `where(isfinite(x), x, -inf)` does.
 
-    The Inf was written down; what matters is the value on which the choice depends, if that is bad itself.
+    The Inf was written down, and made the value bad or a NaN of it. What matters is the value on which the choice
+    depends, if that is bad itself: tested for being finite, or a NaN, for which every comparison is false.
     """
     if birth.step.equation is not None:
-        return None
+        return next(filter(None, (_before_replacement(walk, cause) for cause in birth.causes)), None)
     select = next((s for s in reversed(birth.way) if s.equation is not None and s.equation.name == "select_n"), None)
     if select is None or select.equation is None:
         return None
-    scene, slot = select.scene, select.equation.inputs[0]
-    index = select.index if scene.host(slot).ndim else ()
+    condition = Position(select.scene, select.equation.inputs[0], select.index)
+    if not select.scene.host(condition.slot).ndim:
+        condition = condition._replace(element=())
+    compared = _compared_nan(walk, condition)
+    if compared is not None:
+        return compared
+    scene, slot, index = condition
     while slot not in scene.level.makers and slot < scene.level.n_inputs and scene.leave is not None:
         scene, slot, index = scene.leave(scene, slot, index)
-    number = scene.level.makers.get(slot)
-    if number is None or not _is_test_of_finiteness(scene, slot):
+    if slot not in scene.level.makers or not _is_test_of_finiteness(scene, slot):
         return None
     return _nearest(walk, scene, [slot])
+
+
+def _compared_nan(walk: Walk, condition: Position) -> Birth | None:
+    """The birth of a NaN that an element of a condition was computed from by comparisons and logic."""
+    pending, seen = [condition], {condition}
+    while pending:
+        position = scene, slot, index = pending.pop()
+        value = scene.host(slot)
+        if value.dtype.kind not in "biu":
+            if walk.severity(value[index]) > 1:
+                return walk.back(*position)
+            continue
+        number = scene.level.makers.get(slot)
+        if number is None:
+            before = [scene.leave(scene, slot, index)] if slot < scene.level.n_inputs and scene.leave else []
+        elif (inside := scene_of_call(scene, number)) is not None:
+            output = scene.level.equations[number].outputs.index(slot)
+            before = [Position(inside, inside.level.outputs[output], index)]
+        else:
+            before = _operands_of(scene, number, slot, index)
+        new = [p for p in before if p not in seen]
+        if len(seen) + len(new) <= _MOST_COMPARED:
+            seen.update(new)
+            pending += new
+    return None
+
+
+def _operands_of(scene: Scene, number: int, slot: int, index: Index) -> list[Position]:
+    """The single elements that an element was computed from; none if it was computed from ranges of elements."""
+    equation = scene.level.equations[number]
+    operands = [scene.host(s) for s in equation.inputs]
+    reads = elements_read(equation, equation.outputs.index(slot), index, operands, scene.host(slot).shape) or []
+    positions: list[Position] = []
+    for operand, part in reads:
+        ranges = [range(n)[p] if isinstance(p, slice) else (p,) for p, n in zip(part, operands[operand].shape)]
+        elements = itertools.islice(itertools.product(*ranges), _MOST_COMPARED)
+        positions += [Position(scene, equation.inputs[operand], element) for element in elements]
+    return positions
 
 
 def _is_test_of_finiteness(scene: Scene, slot: int) -> bool:
@@ -243,7 +301,7 @@ def root_of(birth: Birth) -> tuple[Birth, tuple[Birth, ...]]:
     if not computed:
         return birth, ()
     root, turns = min(computed, key=lambda found: when(found[0]))
-    return dataclasses.replace(root, way=(*birth.way, *root.way)), (*turns, birth)
+    return dataclasses.replace(root, way=(*birth.way, *root.way), doubt=root.doubt or birth.doubt), (*turns, birth)
 
 
 def when(birth: Birth) -> tuple[Any, ...]:
@@ -270,8 +328,7 @@ def _on_the_way(walk: Walk, scene: Scene) -> Birth | None:
         if inside is not None:
             birth = _on_the_way(walk, inside)
         elif equation.name in ("scan", "while"):
-            position = loops.first_bad_inside(walk, scene, number)
-            birth = None if position is None else walk.back(*position)
+            birth = _computed_inside(walk, scene, number)
         for slot in equation.outputs if birth is None else ():
             worst = walk.worst(scene, slot)
             birth = walk.back(scene, slot, worst[0]) if worst else birth
@@ -311,8 +368,7 @@ def _why_raised(walk: Walk, scene: Scene, taped: Taped) -> Answer | None:
 
 def _before_callback(walk: Walk, scene: Scene) -> Birth | None:
     """The bad value behind what a function of the host was given that raised."""
-    for slot in scene.level.outputs:
-        scene.values[slot]  # runs everything; what raises is noted
+    jax.block_until_ready(scene.values.many(scene.level.outputs))  # runs everything; what raises is noted
     for callback, _ in walk.callbacks.raised:
         for equation in scene.level.equations:
             if _calls(equation.primitive, equation.params, callback):
@@ -375,8 +431,12 @@ def _reason_inside(walk: Walk, scene: Scene, number: int) -> Birth | None:
         birth = _reason(walk, scene, slot)
         if birth is not None:
             return birth
-    position = loops.first_bad_inside(walk, scene, number)
-    birth = None if position is None else walk.back(*position)
-    if birth is None or root_of(birth)[0].step.equation is None:
-        return None
-    return dataclasses.replace(birth, doubt=_IN_LOOP)
+    birth = _computed_inside(walk, scene, number)
+    return None if birth is None else dataclasses.replace(birth, doubt=_IN_LOOP)
+
+
+def _computed_inside(walk: Walk, scene: Scene, number: int) -> Birth | None:
+    """The birth of the first bad value that is computed inside a loop, not written down."""
+    positions = itertools.islice(loops.made_bad_inside(walk, scene, number), _MOST_WALKS)
+    births = (walk.back(*position) for position in positions)
+    return next((birth for birth in births if root_of(birth)[0].step.equation is not None), None)

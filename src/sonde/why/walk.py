@@ -24,6 +24,10 @@ from sonde.why.reads import Index, Read, elements_by_trial, elements_read
 
 _MOST_CAUSES = 3
 _MOST_ALIKE = 8
+_GUESSED = "on the way is an operation for which no trial showed which of the operands with NaN made the result NaN"
+FINE_AGAIN = (
+    "run again, operation by operation, this value was fine: the program rounds differently when compiled whole"
+)
 
 
 class Question(Protocol):
@@ -170,6 +174,7 @@ Enter = Callable[["Walk", Scene, int, int, Index], "Position | Birth | None"]
 # collective operations, on another shard. Given the walk, the scene, the number of the equation, which result and which
 # element. None: it cannot be looked into. Filled by the modules of this package.
 ENTER: dict[str, Enter] = {}
+ANY = ""  # the name under which `ENTER` has what applies to all other primitives: it enters calls
 
 
 class Walk:
@@ -179,6 +184,7 @@ class Walk:
         self.question = question
         self.callbacks = Callbacks() if callbacks is None else callbacks
         self._known: dict[tuple[int, int, Index], tuple[Birth, int]] = {}
+        self._guessed: set[tuple[int, int]] = set()  # values of which only a guess says what they come from
 
     def scene(self, jaxpr: Any, inputs: Sequence[Any], **options: Any) -> Scene:
         """A program with numbers for its inputs."""
@@ -211,7 +217,8 @@ class Walk:
             way.append(Step(scene, slot, index, int(self.severity(scene.host(slot)[index]))))
             found = self._before(way[-1])
             if isinstance(found, Birth):
-                birth = dataclasses.replace(found, way=tuple(way))
+                guessed = any((id(step.scene), step.slot) in self._guessed for step in way)
+                birth = dataclasses.replace(found, way=tuple(way), doubt=found.doubt or _GUESSED * guessed)
                 for position, step in enumerate(way):
                     self._known[id(step.scene), step.slot, step.index] = birth, position
                 return birth
@@ -228,9 +235,12 @@ class Walk:
         equation = scene.level.equations[number]
         output = equation.outputs.index(slot)
         enter = ENTER.get(equation.name)
-        entered = None if enter is None else enter(self, scene, number, output, index)
-        if entered is not None:
+        entered = (enter or ENTER[ANY])(self, scene, number, output, index)
+        if isinstance(entered, Birth):
             return entered
+        if entered is not None:
+            inside = entered.scene.host(entered.slot)[entered.element]
+            return entered if self.severity(inside) > 0 else Birth(step, (), (), FINE_AGAIN)
         same, lesser = self._origins(scene, equation, output, index, severity)
         if same:
             positions = [Position(scene, equation.inputs[e.operand], e.part) for e in same]
@@ -289,7 +299,13 @@ class Walk:
             return on_host(program(*values)[output])[index]
 
         try:
-            return elements_by_trial(run, operands, severities, severity, lambda x: bool(self.severity(x) > 0))
+            reads = elements_by_trial(run, operands, severities, severity, lambda x: bool(self.severity(x) > 0))
+            if not reads and severity > 1:
+                # No harmless number made it fine, as no factorization is fine of a matrix of such numbers. What is as
+                # bad among the operands is then the likeliest cause.
+                reads = [Read(i, _first(s == severity)) for i, s in enumerate(severities) if np.any(s == severity)]
+                self._guessed.add((id(scene), equation.outputs[output])) if reads else None
+            return reads
         except Exception:
             if scene.shard is None:
                 raise

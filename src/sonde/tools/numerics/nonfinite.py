@@ -7,6 +7,7 @@ and masks, sentinels and what a `where` discards are never met. If there are sit
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import traceback
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from sonde.why.walk import Birth
 P = ParamSpec("P")
 
 _MOST_ERROR_LINES = 5
+_PACKAGES = os.sep + "site-packages" + os.sep
 _KINDS = {1: "Inf", 2: "NaN"}
 
 
@@ -113,6 +115,8 @@ class NonFinite:
         joined = f" of {operands}" if made == "is made by" and operands else f" {operands}"
         element = f" ({self.element})" if self.element else ""
         lines = [f"{start + ': ' if start else ''}the first {kind} {made} {self.operation}{joined}{element}"]
+        if _PACKAGES in self.source and (own := next((c for c in self.chain if _PACKAGES not in c), None)):
+            lines.append(f"  called by your code at {own}")
         lines.append(f"  {self.nans} NaN and {self.infs} Inf of {self.size} elements{self._where()}")
         lines += [f"  because {cause}" for cause in self.causes]
         if self.discarded:
