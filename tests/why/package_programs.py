@@ -448,14 +448,6 @@ def adan_update(fault):
     return run, (jnp.ones(3),)
 
 
-def netket_model(fault):
-    import netket
-
-    model = netket.models.RBM(alpha=1, param_dtype=jnp.float32)
-    x = jnp.array([[1.0, -1.0, 1.0, -1.0]])
-    return lambda p, x: model.apply(p, fault(x)), (model.init(KEY, x), x)
-
-
 def diffrax_implicit(fault):
     import diffrax
 
@@ -573,7 +565,7 @@ def flax_convolution(fault):
     class Net(nnx.Module):
         def __init__(self):
             self.convolution = nnx.Conv(1, 4, (3, 3), rngs=nnx.Rngs(0))
-            self.norm = nnx.BatchNorm(4, rngs=nnx.Rngs(0))
+            self.norm = nnx.GroupNorm(4, 2, rngs=nnx.Rngs(0))
 
         def __call__(self, x):
             return nnx.max_pool(nnx.silu(self.norm(fault(self.convolution(x)))), (2, 2)).sum()

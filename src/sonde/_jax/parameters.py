@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import jax
 
 from sonde._jax.imported import UNSPECIFIED, PjitFunction, flattree
 
-__all__ = ["jit_is_plain", "jit_options", "jit_params", "scan_params", "scan_sizes"]
+__all__ = ["QUICK_COMPILATION", "jit_is_plain", "jit_options", "jit_params", "scan_params", "scan_sizes"]
+
+QUICK_COMPILATION: Mapping[str, bool | int] = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    # Halves the time to compile. Later versions of XLA have no such option.
+    **({"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}),
+}
+"""Compiler options for programs that run a few times only."""
 
 
 def jit_params(params: dict[str, Any], jaxpr: Any, *, n_in: int, n_out: int) -> dict[str, Any]:

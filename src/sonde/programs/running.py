@@ -16,8 +16,6 @@ from sonde.programs.callbacks import Callbacks
 from sonde.programs.flat import Equation, Level
 
 _MOST_BYTES = 2**30  # values of a level that are kept at once
-# The search wants its answer soon and runs each program a few times: XLA need not optimize it.
-_QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 def run_equation(equation: Equation, values: Sequence[Any], callbacks: Callbacks | None = None) -> list[Any]:
@@ -55,8 +53,8 @@ def run_optimized(program: Callable[..., list[Any]], values: Sequence[Any], type
 
 
 def compiled(program: Callable[..., list[Any]]) -> Any:
-    """A compiled function, with little optimization."""
-    return jax.jit(program, compiler_options=dict(_QUICK))
+    """A compiled function, with little optimization: the search wants its answer soon, and runs it a few times."""
+    return jax.jit(program, compiler_options=dict(_jax.QUICK_COMPILATION))
 
 
 class Values:

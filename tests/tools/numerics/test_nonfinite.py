@@ -246,7 +246,11 @@ def test_a_check_behind_a_linear_solve():
     assert found.operation == "log" and "not finite" in str(found.error)
 
 
-@pytest.mark.parametrize("is_good", [lambda x: jnp.isfinite(x), lambda x: ~jnp.isnan(x), lambda x: ~jnp.isnan(x).any()])
+@pytest.mark.parametrize(
+    "is_good",
+    [jnp.isfinite, lambda x: ~jnp.isnan(x), lambda x: ~jnp.isnan(x).any(), lambda x: (x > -9) & (x < 9).all()],
+    ids=["isfinite", "isnan", "any-isnan", "compared"],
+)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_what_the_program_replaced_by_an_inf_is_named(is_good, compiled):
     """A log density of -Inf in place of NaN, as samplers have it."""
@@ -257,7 +261,18 @@ def test_what_the_program_replaced_by_an_inf_is_named(is_good, compiled):
 
     found = first_nonfinite(jax.jit(density) if compiled else density)(-jnp.ones(2))
     assert (found.operation, found.variable) == ("log", "value")
-    assert "puts an Inf in their place" in found.doubt
+    assert "puts an Inf in its place" in found.doubt
+
+
+def test_a_nan_that_chose_an_inf_is_behind_the_nan_that_came_of_it():
+    def f(x):
+        y = jnp.log(x)
+        in_support = (y > -9) & (y < 9)
+        a = jnp.where(in_support, y, -jnp.inf)
+        return a.sum() - a[0]  # -inf - -inf
+
+    found = first_nonfinite(jax.jit(f))(-jnp.ones(2))
+    assert (found.operation, found.variable) == ("log", "y") and "puts an Inf in its place" in found.doubt
 
 
 def test_an_inf_chosen_by_another_test_is_the_answer():
