@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 import sonde
 from sonde import dictionaries, nnx, store
-from sonde.dictionaries import Dictionary
+from sonde.dictionaries import CrossLayerTranscoder, Dictionary
 from sonde.errors import NoSuchSiteError, StoreError
 from sonde.tools import ablate, attribute
 
@@ -324,6 +324,79 @@ def test_a_spliced_transcoder_is_the_program_written_by_hand(form, kind):
         dictionaries.splice(model, {("blocks/2/in", "blocks/1/out"): made})(x)
     with pytest.raises(NoSuchSiteError, match="'blocks/9/out'"):
         dictionaries.splice(model, {("blocks/1/in", "blocks/9/out"): made})(x)
+
+
+def test_a_spliced_cross_layer_transcoder_is_the_program_written_by_hand():
+    weights = jnp.asarray(RNG.standard_normal((3, 12, 12)) / 3, jnp.float32)
+    across = CrossLayerTranscoder(12, 20, layers=2, rngs=nnx.Rngs(0))
+    for part in across.parts:
+        part.decoder[...] = jnp.asarray(RNG.standard_normal(part.decoder.shape) * 0.1, jnp.float32)
+        part.decoder_bias[...] = jnp.asarray(RNG.standard_normal(part.decoder_bias.shape), jnp.float32)
+
+    def model(x):
+        for i, w in enumerate(weights):
+            x = x + sonde.sow(jnp.tanh(sonde.sow(x, f"{i}/in") @ w), f"{i}/out")
+        return x
+
+    place = (("0/in", "1/in"), ("0/out", "1/out"))
+    x = jnp.asarray(rows(6, 1))
+    spliced = dictionaries.splice(model, {place: across})
+    result, records = sonde.capture(spliced, "**/features")(x)
+    assert list(records) == ["0/out/features", "1/out/features"]
+    first, second = across.parts
+    of_first = by_hand(first, x)
+    written = of_first @ np.asarray(first.decoder[...]) + np.asarray(first.decoder_bias[...])
+    after = x + written[:, :12]
+    of_second = by_hand(second, after)
+    then = after + written[:, 12:] + of_second @ np.asarray(second.decoder[...]) + np.asarray(second.decoder_bias[...])
+    np.testing.assert_allclose(result, then + jnp.tanh(then @ weights[2]), rtol=1e-4, atol=1e-4)
+    kept = dictionaries.splice(model, {place: across}, keep_error=True)
+    np.testing.assert_allclose(jax.jit(kept)(x), model(x), rtol=1e-4, atol=1e-5)
+    # A feature that is taken away is missing in both layers, and the error stays what it was.
+    less = ablate(kept, "0/out/features")(x)
+    after = x + jnp.tanh(x @ weights[0]) - of_first @ first.decoder[...][:, :12]
+    then = after + jnp.tanh(after @ weights[1]) - of_first @ first.decoder[...][:, 12:]
+    np.testing.assert_allclose(less, then + jnp.tanh(then @ weights[2]), rtol=1e-4, atol=1e-4)
+    with pytest.raises(sonde.errors.EditError, match="all its sites in one function, in the order"):
+        dictionaries.splice(model, {(("1/in", "0/in"), ("1/out", "0/out")): across})(x)
+    with pytest.raises(NoSuchSiteError, match="'9/out'"):
+        dictionaries.splice(model, {(("0/in", "1/in"), ("0/out", "9/out")): across})(x)
+
+    def scanned(x):
+        with sonde.scope("*"):
+            return jax.lax.scan(lambda x, w: (x + sonde.sow(jnp.tanh(sonde.sow(x, "in") @ w), "out"), None), x, weights)
+
+    with pytest.raises(sonde.errors.EditError, match="a model whose layers are a list"):
+        dictionaries.splice(scanned, {place: across})(x)
+
+
+def test_features_are_below_the_whole_name_of_the_site():
+    made, x = any_dictionary("transcoder", "relu", 12), jnp.asarray(rows(3, 1))
+
+    def model(x):
+        return sonde.sow(jnp.tanh(sonde.sow(x, "mlp/in")), "mlp/out")
+
+    def outer(x):
+        with sonde.scope("block"):
+            return jax.jit(model)(x)
+
+    for f, scope in ((model, ""), (outer, "block/"), (jax.jit(outer), "block/")):
+        spliced = dictionaries.splice(f, {(f"{scope}mlp/in", f"{scope}mlp/out"): made})
+        assert list(sonde.capture(spliced, "**/features")(x)[1]) == [f"{scope}mlp/out/features"]
+
+
+def test_a_batchtopk_that_is_still_trained_is_read(tmp_path):
+    w, v = RNG.standard_normal((12, 20)).astype(np.float32), RNG.standard_normal((20, 12)).astype(np.float32)
+    b, c = RNG.standard_normal(20).astype(np.float32), RNG.standard_normal(12).astype(np.float32)
+    arrays = {"W_enc": w, "W_dec": v, "b_enc": b, "b_dec": c, "topk_threshold": np.float32([0.4]).reshape(())}
+    save_file(arrays, tmp_path / "sae_weights.safetensors")
+    config = {"architecture": "matryoshka_batchtopk", "d_in": 12, "d_sae": 20, "k": 3, "apply_b_dec_to_input": True}
+    x, lengths = rows(5, 1), np.linalg.norm(v, axis=1)
+    for rescale in (True, False):
+        (tmp_path / "cfg.json").write_text(json.dumps(config | {"rescale_acts_by_decoder_norm": rescale}))
+        features = ((x - c) @ w + b) * (lengths if rescale else 1)
+        expected = np.where(features > 0.4, features, 0) / (lengths if rescale else 1) @ v + c
+        np.testing.assert_allclose(dictionaries.load(tmp_path)(x), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_transcoder_across_jitted_functions():

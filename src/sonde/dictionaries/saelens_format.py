@@ -122,8 +122,11 @@ def load(folder: str | os.PathLike[str]) -> Dictionary:
         raise StoreError(
             f"{str(place)!r} expects normalized inputs ({config['normalize_activations']}), which are not supported"
         )
+    if "topk_threshold" in arrays:  # not finished: SAELens turns it into a JumpReLU at the end of training
+        activation, arrays["threshold"] = "batchtopk", arrays.pop("topk_threshold")
     kwargs = config.get("activation_fn_kwargs")
-    k = config.get("k", kwargs.get("k") if isinstance(kwargs, dict) else None) if activation == "topk" else None
+    k = config.get("k", kwargs.get("k") if isinstance(kwargs, dict) else None)
+    k = k if activation in ("topk", "batchtopk") else None
     _check_sizes(config, kind, arrays, place)
     try:
         made = Dictionary(
@@ -139,7 +142,7 @@ def load(folder: str | os.PathLike[str]) -> Dictionary:
     except (ValueError, TypeError) as error:
         raise StoreError(f"{str(place / _CONFIG)!r}: {error}") from error
     _fill(made, arrays, place)
-    if activation == "topk" and config.get("rescale_acts_by_decoder_norm", False):
+    if activation in ("topk", "batchtopk") and config.get("rescale_acts_by_decoder_norm", False):
         made.rescale()  # the largest features are those of a decoder with rows of length one
     return made
 

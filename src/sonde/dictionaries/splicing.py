@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -30,6 +31,7 @@ from sonde.core import (
     with_capture_state,
     wrapped_like,
 )
+from sonde.dictionaries.cross_layer import Coder, CrossLayerTranscoder, Transcoders, coders_of
 from sonde.dictionaries.dictionary import Dictionary
 from sonde.errors import EditError
 from sonde.tools.intervention.patch_values import not_differentiated
@@ -39,7 +41,7 @@ R = TypeVar("R")
 
 
 def splice(
-    f: Callable[P, R], dictionaries: Mapping[Any, Dictionary], *, keep_error: bool = False, inside: object = None
+    f: Callable[P, R], dictionaries: Transcoders, *, keep_error: bool = False, inside: object = None
 ) -> Callable[P, R]:
     """`f` with values replaced by what dictionaries make of them.
 
@@ -50,7 +52,8 @@ def splice(
         f: Any callable.
         dictionaries: For each pattern, an autoencoder for the values at its sites; for each pair of patterns, a
             transcoder that reads the value at the first and replaces the value at the second, such as
-            `("blocks/3/norm2", "blocks/3/mlp/out")`. Both must be in the same jitted function or loop body.
+            `("blocks/3/norm2", "blocks/3/mlp/out")`. Both must be in the same jitted function or loop body. For a pair
+            of tuples of patterns, a `CrossLayerTranscoder`, in models whose layers are a list.
         keep_error: Whether to add the reconstruction error back, so that the result stays the same until features are
             changed. No gradient flows through the error.
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
@@ -75,8 +78,11 @@ def splice(
         (3, 8)
     """
     edits: dict[Pattern, Callable[[Any], Any]] = {}
-    transcoders: list[_Transcoder] = []
+    transcoders: list[_Transcoder | _CrossLayer] = []
     for place, dictionary in dictionaries.items():
+        if isinstance(dictionary, CrossLayerTranscoder):
+            transcoders.append(_CrossLayer(coders_of({place: dictionary}, "splice"), keep_error))
+            continue
         is_pair = isinstance(place, tuple)
         if is_pair != (dictionary.kind != "autoencoder"):
             named = "one pattern" if is_pair else "a pair of patterns, what it reads and what it replaces"
@@ -150,7 +156,7 @@ class _Transcoder(NamedTuple):
         return spliced
 
     def _written(self, read: jax.Array, old: jax.Array, where: Where, rows: list[Row]) -> Any:
-        name = RowsName(where.path.rpartition("/")[2])
+        name = RowsName(where.name)
         if STAR in where.path.split("/"):
             name.rows = frozenset(rows)
         with scope(name):
@@ -165,6 +171,85 @@ class _Transcoder(NamedTuple):
             f"splice: a transcoder reads {self.reads!r} and replaces {where.path!r} ({where.site.line}), which is "
             "computed before what it reads, or in another jitted function or another row of a loop: name two sites of "
             "the same code, the one that is read first"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _CrossLayer:
+    """A cross-layer transcoder at its places."""
+
+    parts: Sequence[Coder]
+    keep_error: bool
+
+    def in_place(self, f: Callable, inside: InsideRequest | None) -> Callable:
+        """`f` with the sums of what all layers so far predict in place of the values."""
+
+        def spliced(*args: P.args, **kwargs: P.kwargs) -> Any:
+            outside = capture_state()
+            met: set[str] = set()
+            read: dict[int, Any] = {}
+            features: dict[int, Any] = {}
+            unchanged: dict[int, Any] = {}  # the features before edits: what they miss is the error
+
+            def rule(values: Sequence[Any], where: Where) -> Supplied | None:
+                met.add(where.path)
+                supplied, value = None, values[0]
+                for j, part in enumerate(self.parts):
+                    if self._is_at(part.writes[0], where):
+                        if j not in read or set(features) != {*range(j)} or _jax.has_ended(read[j]):
+                            raise EditError(self._too_early(where, part))
+                        wide = read[j].astype(jnp.float32)
+                        with with_capture_state(outside), scope(where.name):
+                            unchanged[j] = part.dictionary.activate(part.dictionary.pre_activations(wide))
+                            features[j] = sow(unchanged[j], "features")
+                        value = self._written(j, features, unchanged, value, where)
+                        supplied = Supplied([[value, *values[1:]]])
+                for i, part in enumerate(self.parts):
+                    if self._is_at(part.reads, where):
+                        read[i] = value
+                return supplied
+
+            result = put_by_rule(f, rule, inside=inside)(*args, **kwargs)
+            for j, part in enumerate(self.parts):
+                if j not in features:
+                    raise no_such_site(part.writes[0], met)
+            return result
+
+        return spliced
+
+    def _written(
+        self, j: int, features: Mapping[int, Any], unchanged: Mapping[int, Any], old: Any, where: Where
+    ) -> Any:
+        """The sum of what features write to value number `j`; with `keep_error`, and what unchanged ones miss."""
+
+        def total(of: Mapping[int, Any]) -> Any:
+            parts = (self.parts[i] for i in range(j + 1))
+            outputs = (jnp.split(part.dictionary.decode(of[i]), len(part.writes), -1) for i, part in enumerate(parts))
+            return sum((found[j - i] for i, found in enumerate(outputs)), jnp.zeros(()))
+
+        new = total(features)
+        if new.shape != old.shape:
+            raise EditError(f"splice: {where.path!r} has the shape {old.shape}, the transcoder writes {new.shape}")
+        if self.keep_error:
+            new = new + jax.lax.stop_gradient(old - total(unchanged))
+        return new.astype(old.dtype)
+
+    def _is_at(self, pattern: Pattern, where: Where) -> bool:
+        rows = _rows(pattern, where)
+        if rows:
+            not_differentiated(where, "splice")
+            if rows != [()]:
+                raise EditError(
+                    f"splice: {where.path!r} ({where.site.source}) is in a loop, and features of a cross-layer "
+                    "transcoder go on to later iterations: use a model whose layers are a list"
+                )
+        return bool(rows)
+
+    def _too_early(self, where: Where, part: Coder) -> str:
+        return (
+            f"splice: {where.path!r} ({where.site.source}) is computed before {part.reads!r}, which its features read, "
+            "or before the values of earlier layers, or in another jitted function: a cross-layer transcoder needs all "
+            "its sites in one function, in the order of the layers"
         )
 
 

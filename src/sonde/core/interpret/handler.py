@@ -319,7 +319,7 @@ class Handler:
         named = tuple(self._named_at[number] for number in above)
         for number, i in zip(above, named):
             loops[i] = Loop(loops[i].index, self.named_loops[number].length)
-        return Where(path, call, site.at(path), view, tuple(loops), named, self.mesh_axes, self.depth)
+        return Where(path, call, site.at(path), view, tuple(loops), named, self.mesh_axes, self.depth, site.path)
 
     def finish(self) -> None:
         """Raises NoSuchSiteError for a pattern that chose nothing."""

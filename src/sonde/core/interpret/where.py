@@ -56,6 +56,7 @@ class Where:
         named: Which of them have a name that is part of the path.
         mesh_axes: The name and the size of each axis of the meshes around, outermost first.
         depth: How many captures and edits are nested, up to the one that asks.
+        name: What the site is called in the scopes that are open around it.
     """
 
     path: str
@@ -66,6 +67,7 @@ class Where:
     named: tuple[int, ...] = ()
     mesh_axes: tuple[tuple[str, int], ...] = ()
     depth: int = 1
+    name: str = ""
 
     @property
     def iteration(self) -> tuple[Any, ...]:
