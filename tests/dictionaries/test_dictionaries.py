@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import sonde
 from sonde import dictionaries, nnx, store
@@ -368,6 +368,55 @@ def test_a_spliced_cross_layer_transcoder_is_the_program_written_by_hand():
 
     with pytest.raises(sonde.errors.EditError, match="a model whose layers are a list"):
         dictionaries.splice(scanned, {place: across})(x)
+
+
+def test_a_cross_layer_transcoder_learns_what_its_layers_share():
+    """Each input feature writes to its own layer and to the next, which only a decoder across layers can say."""
+    rng = np.random.default_rng(3)
+    directions = [rng.standard_normal((24, 12)).astype(np.float32) for _ in range(3)]
+    batches = []
+    for _ in range(40):
+        weights = (rng.uniform(0.5, 2, (256, 24)) * (rng.random((256, 24)) < 0.08)).astype(np.float32)
+        x, noise = weights @ TRUE.astype(np.float32), rng.standard_normal((256, 12)).astype(np.float32)
+        batches.append(([x, noise], [weights @ directions[0], weights @ directions[1]]))
+    for activation, options in (("relu", {}), ("topk", {"k": 4}), ("batchtopk", {"k": 4})):
+        across = CrossLayerTranscoder(12, 32, layers=2, activation=activation, rngs=nnx.Rngs(0), **options)
+        history = dictionaries.train(
+            across, batches, steps=400, sparsity=0.05, learning_rate=1e-2, dead_after=100, report_every=50
+        )
+        # The second layer reads noise: without features of the first, half of the variance would be missing.
+        assert history.error[-1] < 0.35 and history.error[0] > 0.8, (activation, history.error)
+        first = across.parts[0]
+        np.testing.assert_allclose(np.linalg.norm(first.decoder[...], axis=1), 1, rtol=1e-4)
+    with pytest.raises(ValueError, match="a pair of 2 inputs and 2 targets"):
+        dictionaries.train(across, [batches[0][0][:1]], steps=1)
+
+
+def test_cross_layer_files(tmp_path):
+    across = CrossLayerTranscoder(12, 20, layers=3, d_out=5, activation="jumprelu", rngs=nnx.Rngs(0))
+    for part in across.parts:
+        part.decoder_bias[...] = jnp.asarray(RNG.standard_normal(part.decoder_bias.shape), jnp.float32)
+        part.threshold[...] = jnp.asarray(np.abs(RNG.standard_normal(20)), jnp.float32)
+    dictionaries.save(across, tmp_path)
+    inputs = [rows(4, seed) for seed in range(3)]
+    for ours, again in zip(across(inputs), dictionaries.load_cross_layer(tmp_path)(inputs)):
+        np.testing.assert_allclose(again, ours, rtol=1e-4, atol=1e-5)
+    # As circuit-tracer computes it from the arrays of the files.
+    arrays = {}
+    for i in range(3):
+        arrays |= load_file(tmp_path / f"W_enc_{i}.safetensors") | load_file(tmp_path / f"W_dec_{i}.safetensors")
+    output = np.stack([np.broadcast_to(arrays[f"b_dec_{i}"], (4, 5)) for i in range(3)])
+    for i in range(3):
+        before = inputs[i] @ arrays[f"W_enc_{i}"].T + arrays[f"b_enc_{i}"]
+        features = np.where(before > arrays[f"threshold_{i}"], before, 0)
+        output[i:] += np.einsum("nf,flo->lno", features, arrays[f"W_dec_{i}"])
+    np.testing.assert_allclose(np.stack(across(inputs)), output, rtol=1e-4, atol=1e-5)
+    (tmp_path / "W_dec_1.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="W_dec_1"):
+        dictionaries.load_cross_layer(tmp_path)
+    save_file({"W_dec_1": np.zeros((20, 3, 5), np.float32)}, tmp_path / "W_dec_1.safetensors")
+    with pytest.raises(StoreError, match=r"W_dec_1 has the shape \(20, 3, 5\), expected \(20, 2, 5\)"):
+        dictionaries.load_cross_layer(tmp_path)
 
 
 def test_features_are_below_the_whole_name_of_the_site():

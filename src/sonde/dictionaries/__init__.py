@@ -8,6 +8,7 @@ splice(f, {pattern: dictionary})            a program with a dictionary in place
 attribution_graph(f, transcoders)           which features, errors and tokens the logits come from
 loss_recovered(loss, path, dictionary, ...) how much of the loss it recovers
 save(dictionary, folder), load(folder)      in the layout of SAELens
+load_cross_layer(folder)                    in the layout of circuit-tracer
 """
 
 from sonde._lazy_names import lazy_names

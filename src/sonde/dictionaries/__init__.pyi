@@ -9,6 +9,7 @@ from sonde.dictionaries.figures import Figures as Figures
 from sonde.dictionaries.figures import evaluate as evaluate
 from sonde.dictionaries.figures import loss_recovered as loss_recovered
 from sonde.dictionaries.saelens_format import load as load
+from sonde.dictionaries.saelens_format import load_cross_layer as load_cross_layer
 from sonde.dictionaries.saelens_format import save as save
 from sonde.dictionaries.splicing import splice as splice
 from sonde.dictionaries.training import History as History

@@ -19,6 +19,7 @@ import numpy as np
 
 from sonde import _extras, nnx
 from sonde._atomic_files import replaced_file
+from sonde.dictionaries.cross_layer import CrossLayerTranscoder
 from sonde.dictionaries.dictionary import KINDS, Activation, Dictionary, Kind
 from sonde.errors import StoreError
 
@@ -45,8 +46,13 @@ _KINDS: dict[str, tuple[Kind, Activation]] = {
 _WEIGHTS, _CONFIG, _KIND = "sae_weights.safetensors", "cfg.json", "sonde_kind"
 
 
-def save(dictionary: Dictionary, folder: str | os.PathLike[str], *, metadata: Mapping[str, Any] | None = None) -> None:
-    """Writes a dictionary.
+def save(
+    dictionary: Dictionary | CrossLayerTranscoder,
+    folder: str | os.PathLike[str],
+    *,
+    metadata: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes a dictionary; a cross-layer transcoder as circuit-tracer lays it out.
 
     Args:
         dictionary: What to write.
@@ -56,6 +62,9 @@ def save(dictionary: Dictionary, folder: str | os.PathLike[str], *, metadata: Ma
     numpy = _extras.load("safetensors.numpy", extra="safetensors", purpose="A dictionary on disk")
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
+    if isinstance(dictionary, CrossLayerTranscoder):
+        _save_layers(dictionary, place, dict(metadata or {}), numpy)
+        return
     # Batch TopK is trained by batches; what remains of it is a threshold.
     activation = "jumprelu" if dictionary.activation == "batchtopk" else dictionary.activation
     architecture = _NAMES[dictionary.kind, activation]
@@ -91,7 +100,7 @@ def save(dictionary: Dictionary, folder: str | os.PathLike[str], *, metadata: Ma
 
 
 def load(folder: str | os.PathLike[str]) -> Dictionary:
-    """Reads a dictionary.
+    """Reads a dictionary. A cross-layer transcoder is read by `load_cross_layer`.
 
     Raises:
         FileNotFoundError: A file is missing.
@@ -144,6 +153,79 @@ def load(folder: str | os.PathLike[str]) -> Dictionary:
     _fill(made, arrays, place)
     if activation in ("topk", "batchtopk") and config.get("rescale_acts_by_decoder_norm", False):
         made.rescale()  # the largest features are those of a decoder with rows of length one
+    return made
+
+
+def _save_layers(dictionary: CrossLayerTranscoder, place: Path, metadata: dict[str, Any], numpy: Any) -> None:
+    kinds = {part.activation for part in dictionary.parts}
+    if not kinds <= {"relu", "jumprelu", "batchtopk"}:
+        raise ValueError(f"save: a cross-layer transcoder on disk has ReLU or thresholds, this one has {sorted(kinds)}")
+    biases = _biases_by_layer(dictionary)
+    for i, part in enumerate(dictionary.parts):
+        arrays = {"W_enc": np.asarray(part.encoder[...]).T, "b_enc": part.encoder_bias[...], "b_dec": biases[i]}
+        if part.activation != "relu":
+            arrays["threshold"] = np.broadcast_to(part.threshold[...], (part.n_features,))
+        decoder = np.asarray(part.decoder[...]).reshape(part.n_features, dictionary.layers - i, -1)
+        for name, found in ((f"W_enc_{i}", arrays), (f"W_dec_{i}", {"W_dec": decoder})):
+            stored = {f"{key}_{i}": np.array(x, np.float32, order="C") for key, x in found.items()}
+            with replaced_file(place / f"{name}.safetensors") as file:
+                numpy.save_file(stored, str(file), metadata={key: str(value) for key, value in metadata.items()})
+
+
+def _biases_by_layer(dictionary: CrossLayerTranscoder) -> list[np.ndarray]:
+    """The sum of what the biases of all parts add to each layer."""
+    total: list[Any] = [0] * dictionary.layers
+    for i, part in enumerate(dictionary.parts):
+        for j, bias in enumerate(np.split(np.asarray(part.decoder_bias[...]), dictionary.layers - i)):
+            total[i + j] = total[i + j] + bias
+    return total
+
+
+def load_cross_layer(folder: str | os.PathLike[str]) -> CrossLayerTranscoder:
+    """Reads a cross-layer transcoder that `save` or circuit-tracer has written: two files for each layer.
+
+    Raises:
+        FileNotFoundError: A file is missing.
+        StoreError: Arrays are missing, or do not fit each other.
+    """
+    numpy = _extras.load("safetensors.numpy", extra="safetensors", purpose="A dictionary on disk")
+    place = Path(folder)
+    layers = len(list(place.glob("W_enc_*.safetensors")))
+    files = [(place / f"W_enc_{i}.safetensors", place / f"W_dec_{i}.safetensors") for i in range(max(layers, 1))]
+    stored: list[dict[str, np.ndarray]] = []
+    for i, pair in enumerate(files):
+        arrays: dict[str, np.ndarray] = {}
+        for file in pair:
+            if not file.is_file():
+                raise FileNotFoundError(f"there is no {file.name} in {str(place)!r}")
+            try:
+                found = numpy.load_file(str(file))
+            except Exception as error:
+                raise StoreError(f"{str(file)!r} does not hold arrays ({type(error).__name__}: {error})") from error
+            arrays |= {name.removesuffix(f"_{i}"): np.asarray(x, np.float32) for name, x in found.items()}
+        stored.append(arrays)
+        for name, axes in (("W_enc", 2), ("b_enc", 1), ("W_dec", 3), ("b_dec", 1)):
+            if name not in arrays or arrays[name].ndim != axes:
+                raise StoreError(f"{str(place)!r} has no array '{name}_{i}' with {axes} axes")
+    features, d_in = stored[0]["W_enc"].shape
+    d_out = stored[0]["W_dec"].shape[2]
+    for i, arrays in enumerate(stored):
+        expected = {"W_enc": (features, d_in), "b_enc": (features,), "W_dec": (features, layers - i, d_out)}
+        expected |= {"b_dec": (d_out,), "threshold": (features,)}
+        for name, shape in expected.items():
+            if name in arrays and arrays[name].shape != shape:
+                raise StoreError(f"{str(place)!r}: {name}_{i} has the shape {arrays[name].shape}, expected {shape}")
+    activation = "jumprelu" if "threshold" in stored[0] else "relu"
+    made = CrossLayerTranscoder(d_in, features, layers=layers, d_out=d_out, activation=activation, rngs=nnx.Rngs(0))
+    for i, (part, arrays) in enumerate(zip(made.parts, stored)):
+        part.encoder[...], part.encoder_bias[...] = jnp.asarray(arrays["W_enc"].T), jnp.asarray(arrays["b_enc"])
+        part.decoder[...] = jnp.asarray(arrays["W_dec"].reshape(features, -1))
+        # Each layer's bias is one, which the part of that layer adds.
+        part.decoder_bias[...] = jnp.zeros(part.d_out).at[:d_out].set(arrays["b_dec"])
+        if activation == "jumprelu":
+            if "threshold" not in arrays:
+                raise StoreError(f"{str(place)!r} has thresholds in layer 0 and none in layer {i}")
+            part.threshold[...] = jnp.asarray(arrays["threshold"])
     return made
 
 
