@@ -27,6 +27,7 @@ __all__ = [
     "repeated_like",
     "spec_of_shard",
     "type_on_mesh_around",
+    "varying_alike",
     "varying_axes",
     "varying_axes_of_type",
     "varying_over",
@@ -66,6 +67,12 @@ def varying_over(value: Any, axes: frozenset[str]) -> Any:
     """A value made to vary over these mesh axes too."""
     missing = tuple(axes - varying_axes(value))
     return lax.pcast(value, missing, to="varying") if missing else value
+
+
+def varying_alike(*values: Any) -> list[Any]:
+    """Values made to vary over the mesh axes over which any of them does."""
+    axes = frozenset[str]().union(*map(varying_axes, values))
+    return [varying_over(value, axes) for value in values]
 
 
 def spec_of_shard(value: Any, *axes: Any) -> Any:

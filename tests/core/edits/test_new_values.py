@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 from tests.core.making import item_of, site_of
 
 import sonde
@@ -136,7 +138,7 @@ def test_a_record_says_where_its_branch_was_taken():
     ("extras", "call", "says"),
     [
         ({}, 1, "the record has 1 calls, but this is call 1"),
-        ({"count": np.int32(3)}, 0, "the record is of a while_loop in another one"),
+        ({"count": np.int32(3)}, 0, "the record is of a while_loop in other loops"),
         ({"taken": np.array([True, False])}, 0, "examples took different branches"),
     ],
 )
@@ -187,6 +189,34 @@ def test_a_record_of_a_while_loop_in_a_scan_and_under_vmap():
     _, records = sonde.capture(mapped, last=4)(n, OLD)
     expected = [10 * records["h"].value[1, 0], 10 * records["h"].value[3, 1], OLD[2]]
     np.testing.assert_allclose(sonde.edit(mapped, times_ten(records))(n, OLD), expected, rtol=1e-6)
+
+
+def test_a_record_of_a_while_loop_on_a_mesh_and_with_a_branch_inside():
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
+    x = jnp.array([0.2, 0.7, 0.4, 1.5])
+
+    def growing(x):
+        """Doubles until it is large: shards run unequally often."""
+        branch = lambda c: lax.cond(c.sum() > 1, lambda c: sonde.sow(c * 2, "large"), lambda c: c * 2, c)
+        step = lambda s: (s[0] + 1, sonde.sow(branch(s[1]), "all"))
+        return lax.while_loop(lambda s: s[1].sum() < 6, step, (0, x))[1]
+
+    f = jax.shard_map(growing, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+    for wrap in (lambda f: f, jax.jit):
+        expected, records = sonde.capture(wrap(f), last=4)(x)
+        assert records["all"].counts[0].tolist() == [3, 2]
+        for patterns in (["all"], ["large"], ["all", "large"]):
+            chosen = {path: records[path] for path in patterns}
+            np.testing.assert_allclose(sonde.edit(wrap(f), chosen)(x), expected)
+        # Where the record has a value, it is the value: the same number of iterations for a start that is near.
+        np.testing.assert_allclose(sonde.edit(wrap(f), {"all": records["all"]})(x * 1.01), expected)
+        second = {"all": sonde.Edit(lambda h: h * 3, iterations=1)}  # counted in each shard
+        by_hand = jnp.concatenate([sonde.edit(growing, second)(shard) for shard in (x[:2], x[2:])])
+        np.testing.assert_allclose(sonde.edit(wrap(f), second)(x), by_hand)
+    seen = sonde.capture(lambda x: growing(x), last=4)(x[:2])[1]["large"]
+    assert seen.taken[0].tolist()[:3] == [False, True, True]
+    last = sonde.edit(growing, {"large": times_ten({"h": seen})["h"]})(x[:2])
+    np.testing.assert_allclose(last, x[:2] * 4 * 10)
 
 
 def test_a_record_that_lacks_iterations_is_refused():

@@ -13,7 +13,7 @@ import numpy as np
 from sonde import _jax
 from sonde._array_text import describe
 from sonde.core.interpret.where import Loop, Where
-from sonde.core.marks.axes import room_for_axes
+from sonde.core.marks.axes import extra_has, room_for_axes
 from sonde.core.marks.site import Site
 from sonde.core.records.record import Record
 from sonde.errors import EditError
@@ -74,36 +74,43 @@ def check_is_whole(record: Record, path: object) -> None:
 
 
 def _arrays_of_while(record: Record, arrays: list[Any], where: Where) -> tuple[list[Any], Any]:
-    """The arrays of a record of a `while_loop`, which has all its iterations, and whether it ran this one."""
-    site, count = where.site, record.counts[where.call]
-    loop_axes = [axis for axis in record.axes[where.call] if axis.is_loop]
-    scans = [axis for axis in loop_axes if axis.kind == "scan"]
+    """The arrays of a record of a `while_loop`, which has all its iterations, and whether it has one for this place."""
+    site, axes = where.site, record.axes[where.call]
+    count, taken, values = record.counts[where.call], record.taken[where.call], record.values[where.call]
+    loop_axes = [axis for axis in axes if axis.is_loop]
     whiles = [loop for loop in where.loops if loop.length is None]
-    if (
-        len(whiles) != 1
-        or len(scans) != len(where.loops) - 1
-        or where.mesh_axes
-        or record.taken[where.call] is not None
-    ):
+    if len(whiles) != 1 or sum(axis.kind == "scan" for axis in loop_axes) != len(where.loops) - 1:
         raise EditError(
-            f"edit of {site.path!r} ({site.line}): the record is of a while_loop in another one, in a branch or on a "
-            "mesh; edit what the inner loop returns"
+            f"edit of {site.path!r} ({site.line}): the record is of a while_loop in other loops than those around the "
+            "site, or in another while_loop; edit what the inner loop returns"
         )
-    values, counting = record.values[where.call], iter(scans)
-    keeps_rows = len(loop_axes) > len(scans)
     for loop in where.loops:
-        if loop.length is not None:
-            values = jax.tree.map(loop.slice_of, values)
-            if next(counting).on_extra("count"):
-                count = loop.slice_of(count)
-        elif keeps_rows:
-            size = next(axis.size for axis in loop_axes if axis.kind == "while")
-            row = dataclasses.replace(loop, index=jnp.minimum(loop.index, (size or 1) - 1))
-            values = jax.tree.map(row.slice_of, values)
-    mapped = [axis.on_extra("count") for axis in record.axes[where.call] if not axis.is_loop]
-    has_run = room_for_axes(jnp.asarray(whiles[0].index < count), mapped)
-    new = given_arrays(values, arrays, dataclasses.replace(where, loops=(), named=()))
-    return new, has_run
+        if loop is whiles[0] and not any(axis.kind == "while" for axis in loop_axes):
+            continue  # one row, without an axis
+        axis = loop_axes.pop(0)
+        values = jax.tree.map(loop.slice_of, values)
+        if loop is not whiles[0] and axis.on_extra("count"):
+            count = loop.slice_of(count)
+        if taken is not None and axis.on_extra("taken"):
+            taken = loop.slice_of(taken)
+    sizes = dict(where.mesh_axes)
+    mesh_axes = tuple((axis.name or "", sizes[axis.name or ""]) for axis in axes if axis.kind == "mesh")
+    for shard, axis in zip(along_mesh(mesh_axes), [axis for axis in axes if axis.kind == "mesh"]):
+        count = shard.slice_of(count) if axis.on_extra("count") else count
+        taken = shard.slice_of(taken) if taken is not None and axis.on_extra("taken") else taken
+    new = given_arrays(values, arrays, dataclasses.replace(where, loops=(), named=(), mesh_axes=mesh_axes))
+    mapped = [axis for axis in axes if axis.kind == "vmap"]
+    index, count = _jax.varying_alike(jnp.asarray(whiles[0].index), jnp.asarray(count))
+    has_value = room_for_axes(index < count, extra_has(mapped, "count"))
+    if taken is not None:
+        has_value, taken = _jax.varying_alike(has_value, room_for_axes(jnp.asarray(taken), extra_has(mapped, "taken")))
+        has_value &= taken
+    if any(where.mapped(i) < jnp.ndim(has_value) for i in range(len(arrays))):
+        raise EditError(
+            f"edit of {site.path!r} ({site.line}): examples took different branches, or ran a different number of "
+            "iterations, in the run that was recorded"
+        )
+    return new, has_value
 
 
 def given_arrays(new: Any, arrays: list[Any], where: Where) -> list[Any]:

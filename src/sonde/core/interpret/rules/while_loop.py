@@ -41,12 +41,12 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
     handler = trace.handler
     n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
     test_consts, body_consts, init = args[:n_test], args[n_test : n_test + n_body], args[n_test + n_body :]
-    test = _Part(params["cond_jaxpr"], handler, test_consts)  # it runs first: calls are counted in that order
-    body = _Part(params["body_jaxpr"], handler, body_consts)
+    active, mapped = _jax.open_jaxpr(params["cond_jaxpr"]).outvars[0].aval, _mapped_loop(params["cond_jaxpr"])
+    test = _Part(params["cond_jaxpr"], handler, test_consts, active)  # runs first: calls are counted in that order
+    body = _Part(params["body_jaxpr"], handler, body_consts, active)
     if not (body.new.specs or test.new.specs or handler.counts_iterations):
         # Nothing has to come out: the loop stays as it is.
         return _bind(*_also_asked(handler, test), body.new.jaxpr, body.front, init)
-    active, mapped = _jax.open_jaxpr(params["cond_jaxpr"]).outvars[0].aval, _mapped_loop(params["cond_jaxpr"])
     if active.shape and mapped is None:
         # A program that interprets others, such as Quax, put the sites into a loop that `vmap` had mapped before. Which
         # of their axes are those of the predicate is not known.
@@ -57,7 +57,7 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
     # The test runs once before the loop and once in every iteration. If another capture records it too, it stays where
     # it is, and what is recorded here is computed once more. Otherwise the loop carries its answer.
     computed_again = bool(test.new.specs) and handler.passes_on
-    recorded_test = _Part(params["cond_jaxpr"], handler.quietly(), test_consts) if computed_again else test
+    recorded_test = _Part(params["cond_jaxpr"], handler.quietly(), test_consts, active) if computed_again else test
     carries_answer = bool(test.new.specs) and not computed_again
 
     n_body, n_test = len(body.front), len(recorded_test.front)
@@ -130,9 +130,12 @@ def _bind(test: Any, test_consts: Sequence[Any], body: Any, body_consts: Sequenc
 class _Part:
     """The test or the body of a loop, rewritten."""
 
-    def __init__(self, jaxpr: Any, handler: Handler, consts: Sequence[Any]) -> None:
+    def __init__(self, jaxpr: Any, handler: Handler, consts: Sequence[Any], active: Any) -> None:
         self.numbered = handler.counts_iterations
-        self.new: Rewritten = rewrite(jaxpr, handler, [INDEX_TYPE] * self.numbered)
+        # On a mesh, the number of the iteration varies where the test does.
+        axes = _jax.varying_axes_of_type(active)
+        index_type = _jax.typeof(_jax.varying_over(np.zeros((), np.int32), axes)) if axes else INDEX_TYPE
+        self.new: Rewritten = rewrite(jaxpr, handler, [index_type] * self.numbered)
         self.front = [*self.new.inputs(handler), *consts]
 
     def run(self, front: Sequence[Any], carry: Sequence[Any], count: Any) -> tuple[list[Any], list[Any]]:
