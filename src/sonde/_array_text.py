@@ -82,3 +82,13 @@ def human_size(n_bytes: float) -> str:
     while n_bytes > 1000 and larger:
         n_bytes, unit, *larger = n_bytes / 1000, *larger
     return f"{n_bytes:,.0f} B" if unit == "B" else f"{n_bytes:,.1f} {unit}"
+
+
+def counted(n: int, word: str) -> str:
+    """A number with its noun.
+
+    Example:
+        >>> counted(1, "site"), counted(2, "site")
+        ('1 site', '2 sites')
+    """
+    return f"{n:,} {word}{'s' * (n != 1)}"

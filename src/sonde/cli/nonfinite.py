@@ -67,8 +67,7 @@ def nonfinite(
     else:
         if found.discarded:
             show(Text("Every result of the program is finite. On the way a value was not:", style="green"))
-        first, _, others = str(found).partition("\n")
-        show(Text(first, style="bold" if found.discarded else "bold red"), Text(others))
+        show(found)
     context.exit(FINE if finite else FOUND)
 
 

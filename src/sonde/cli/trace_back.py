@@ -63,8 +63,7 @@ def trace_back(
     elif origin is None:
         show(Text(f"No number of the results is {condition}.", style="green"))
     else:
-        first, _, others = str(origin).partition("\n")
-        show(Text(first, style="bold"), Text(others))
+        show(origin)
     context.exit(FINE if origin is None else FOUND)
 
 

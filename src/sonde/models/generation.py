@@ -42,7 +42,7 @@ Stream = bool | Callable[[list[str]], Any]
     data_fields=("tokens", "lengths", "prompt", "padding"),
     meta_fields=("tokenizer",),
 )
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Generated:
     """What `generate` returns.
 
@@ -67,6 +67,10 @@ class Generated:
             raise ValueError("the model has no tokenizer: use `tokens` and `lengths`.")
         rows = zip(np.asarray(self.tokens), np.asarray(self.lengths))
         return [self.tokenizer.decode(row[:length]) for row, length in rows]
+
+    def __repr__(self) -> str:
+        shown = self.texts if self.tokenizer is not None else np.asarray(self.tokens).tolist()
+        return f"Generated({shown!r})"
 
     def __str__(self) -> str:
         """The texts, one after the other; the tokens, if the model has no tokenizer."""

@@ -43,13 +43,3 @@ def plain(x: Any) -> Any:
     if isinstance(x, np.ndarray) and x.ndim:
         return [plain(value) for value in x]
     return number(x)
-
-
-def counted(n: int, word: str) -> str:
-    """A number with its noun.
-
-    Example:
-        >>> counted(1, "site"), counted(2, "site")
-        ('1 site', '2 sites')
-    """
-    return f"{n:,} {word}{'s' * (n != 1)}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from sonde._array_text import short_place
+from sonde._array_text import counted, short_place
 from sonde._atomic_files import replaced_file
 from sonde._renames import accepts_old_keywords
 from sonde._version import __version__
@@ -21,7 +21,7 @@ from sonde.report.failure import Failure
 from sonde.report.findings.finding import Finding
 from sonde.report.panels import HeatMap, Panel
 from sonde.report.pictures import Picture
-from sonde.report.plain_json import counted, plain
+from sonde.report.plain_json import plain
 from sonde.report.site_data import Examined
 from sonde.report.tables import picture_data, sites_data
 from sonde.tools.numerics.array_statistics import EDGES

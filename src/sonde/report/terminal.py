@@ -9,9 +9,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sonde._array_text import indexed
+from sonde._array_text import counted, indexed
 from sonde.core import WholePaths
-from sonde.report.plain_json import counted
 from sonde.report.site_data import Examined
 from sonde.report.tables import site_data
 from sonde.tools.numerics.families import family, natural

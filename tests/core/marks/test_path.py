@@ -41,7 +41,7 @@ def test_patterns():
 
 def test_a_pattern_that_matches_nothing_leaves_nothing_behind():
     with pytest.raises(
-        NoSuchSiteError, match="'g' matches none of the program's 1 sites; none is like it; there are 'h'"
+        NoSuchSiteError, match="'g' matches none of the program's 1 site; none is like it; there are 'h'"
     ):
         capture(double, "g")(X)
     with pytest.raises(NoSuchSiteError, match="'g'"):
@@ -104,7 +104,7 @@ def test_the_error_for_a_pattern_shows_what_is_near_or_the_first_names():
     many = [f"blocks/{i}/mlp" for i in range(30)]
     assert "nearest: 'blocks/7/mlp'" in str(no_such_site("blocks/7/mlpp", many))
     assert str(no_such_site("zzz", many)).endswith(f"{', '.join(map(repr, many[:10]))} and 20 more")
-    assert "matches none of the program's 1 sites" in str(no_such_site("x", ["y", "y"]))
+    assert "matches none of the program's 1 site" in str(no_such_site("x", ["y", "y"]))
 
     def is_small(site):
         return False

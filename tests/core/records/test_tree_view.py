@@ -13,6 +13,7 @@ from rich.console import Console
 from tests.notebook_shell import notebook
 
 import sonde
+from sonde._array_text import short_place
 from sonde.tools import compare, summarize
 
 X = jnp.arange(6.0).reshape(2, 3)
@@ -38,15 +39,24 @@ def test_the_tree_keeps_order_and_whole_paths():
 
 def test_what_is_wrong_is_seen_also_if_it_is_folded():
     text = sonde.capture(program(60, broken=50))(X)[1]._repr_html_()
-    assert "<details open>" not in text
-    summary = re.search(r"<summary[^>]*>decoder/ .*?</summary>", text)[0]
-    assert "not finite at 10" in summary
+    # The outer groups are open as long as few lines are seen; 60 layers are too many.
+    assert re.findall(r"<details open><summary[^>]*>([\w/]*)", text) == ["decoder/"]
+    for group in ("decoder/", "decoder/blocks/"):
+        summary = re.search(rf"<summary[^>]*>{group} .*?</summary>", text)[0]
+        assert "not finite at 10" in summary
     assert "6 NaN" in text
 
 
 def test_sites_have_a_tree():
     text = sonde.sites(program(3))(X)._repr_html_()
     assert "4 sites, 76 B if captured" in text and "decoder/blocks/" in text
+
+
+def test_a_value_and_its_gradient_are_one_line_of_the_sites():
+    text = sonde.sites(jax.grad(lambda x: program(2)(x)), grads=True)(X)._repr_html_()
+    lines = [re.sub("<[^>]*>", " ", line) for line in re.findall(r"<code.*?</div>", text)]
+    assert [line.split()[-3:] for line in lines[:2]] == [["24", "B", short_place(f"{__file__}:26")]] * 2
+    assert all(line.count("24 B") == 2 for line in lines[:2]) and "gradient" in text and "axes" not in text
 
 
 RESULTS = {

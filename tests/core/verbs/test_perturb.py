@@ -99,7 +99,7 @@ def test_what_does_not_fit():
     with pytest.raises(EditError, match="expected the structure"):
         with_perturbations(loss)({"h": (X, X)}, X)
     with pytest.raises(
-        NoSuchSiteError, match="'g' matches none of the program's 1 sites; none is like it; there are 'h'"
+        NoSuchSiteError, match="'g' matches none of the program's 1 site; none is like it; there are 'h'"
     ):
         with_perturbations(loss)({"g": X}, X)
 

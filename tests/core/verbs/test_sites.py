@@ -10,6 +10,7 @@ from rich.console import Console
 
 import sonde
 from sonde import nnx, sow
+from sonde._array_text import short_place
 from sonde.errors import NoSuchSiteError
 
 X = jnp.ones(3)
@@ -72,7 +73,9 @@ def test_patterns():
 
 def test_shown_as_text_and_as_a_table():
     found = sonde.sites(f)(X)
-    assert repr(found).startswith("2 values, 80 bytes\n  tree[0] int32[2] float32[3], 20 bytes, test_sites.py:")
+    assert repr(found).startswith(
+        "2 values, 80 bytes\n  tree[0] int32[2] float32[3], 20 bytes, " + short_place(__file__)
+    )
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(found)
     assert "2 sites, 80 bytes" in console.export_text()

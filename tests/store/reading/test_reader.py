@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import sonde
 from sonde import store
@@ -76,6 +79,15 @@ def test_a_path_that_is_not_there_names_the_nearest(kept):
         kept["a/g"]
     with pytest.raises(NoSuchSiteError):
         kept.batches(3, "b/*")
+
+
+def test_the_contents_are_a_tree_and_no_path_is_cut(kept):
+    text = kept._repr_html_()
+    console = Console(width=30, file=io.StringIO(), record=True)
+    console.print(kept)
+    for path in {array.path for array in kept.arrays}:
+        assert path in console.export_text(clear=False) and path in re.sub("<[^>]*>", "", text)
+    assert f"{kept.n_batches} batches" in text
 
 
 def test_no_store(tmp_path):

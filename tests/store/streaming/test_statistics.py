@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rich.console import Console
 
 import sonde
 from sonde import store
@@ -58,6 +61,17 @@ def test_a_mask_and_numbers_that_are_not_finite():
     kept = kept[kept != 0]
     assert found.count.tolist() == [len(kept), (kept == 1).sum()] and found.nonfinite.tolist() == [0, (kept == 2).sum()]
     np.testing.assert_allclose(found.mean, [kept.mean(), 1], rtol=1e-6)
+
+
+def test_tables_say_what_is_wrong():
+    batches = [jnp.array([[0.0, 1.0, jnp.nan], [0.0, 2.0, 3.0]])]
+    found = store.statistics(lambda x: sonde.sow(x, "blocks/0/h"), batches)
+    text = found._repr_html_()
+    assert "1 not finite, 1 of 3 units dead" in text and ">not finite at 1<" in text and "0 to 3" in text
+    console = Console(width=40, file=io.StringIO(), record=True)
+    console.print(found)
+    printed = console.export_text()
+    assert printed.startswith("1 site over 1 batch\nblocks/0/h\n") and "1 not finite" in printed
 
 
 def test_units_of_several_axes_loops_and_gradients():

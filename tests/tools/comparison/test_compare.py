@@ -155,7 +155,7 @@ def test_results_without_any_site():
     assert "first difference at the result: 3 of 3 elements differ" in str(found)
     same = compare(lambda x: {"a": x + x, "n": 3}, lambda x: {"a": x * 2, "n": 3})(Y)
     assert same.first is None and [d.place for d in same.results[:2]] == ["the result['a']", "the result['n']"]
-    assert str(same) == "no difference; 0 values, 2 results and 1 gradients compared"
+    assert str(same) == "no difference; 0 values, 2 results and 1 gradient compared"
 
 
 @pytest.mark.parametrize(

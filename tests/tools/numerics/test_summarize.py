@@ -115,7 +115,7 @@ def test_plain_data_and_table():
     assert json.loads(json.dumps(summary.data))[19]["iteration"] == [19]
     shown = io.StringIO()
     Console(file=shown, width=120).print(summary)
-    assert "1 sites" in shown.getvalue() and "[c]" in shown.getvalue()
+    assert "1 site" in shown.getvalue() and "[c]" in shown.getvalue()
     assert shown.getvalue().count("[c]") == 6  # three at each end
     assert "kind" not in shown.getvalue()
     assert repr(summary).startswith("20 rows\n  [c]  0  value  float32[2]  1  0  1  1  1.41  0  0  0")

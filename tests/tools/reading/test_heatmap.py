@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from html.parser import HTMLParser
 from typing import Any
@@ -17,6 +18,7 @@ import sonde
 from sonde import sow, store, tools
 from sonde.report import examine
 from sonde.tools import (
+    HeadScores,
     attention_heads,
     attribute,
     attribute_edges,
@@ -166,6 +168,14 @@ def test_nothing_is_louder_than_nan() -> None:
     assert "not finite" not in fine and ">10<" in fine  # numbers, not only colours
     many = summarize(lambda x: [sow(x, f"h{i}") for i in range(100)])(X).html()
     assert "40 more rows" in many and many.count("<table") == 2
+
+
+def test_heads_are_grouped_by_what_they_attend_to() -> None:
+    shares = np.array([[0.1, 0.9, 0.2]])
+    text = HeadScores(("blocks/0/weights",), shares, shares / 2, shares / 4)._repr_html_()
+    assert re.findall(r'<th colspan="3"[^>]*>(\w+)</th>', text) == ["previous", "duplicate", "induction"]
+    assert re.findall(r"<th style[^>]*>(\d)</th>", text) == ["0", "1", "2"] * 3
+    assert "previous: most in blocks/0/weights, head 1 (0.90)" in text
 
 
 def test_results_on_a_page_have_its_tokens() -> None:

@@ -11,7 +11,7 @@ from tests.tools.models import HIDDEN, X, every_face, forward
 
 from sonde import sow
 from sonde.errors import NoSuchSiteError
-from sonde.tools import logit_lens
+from sonde.tools import logit_lens, patch_sweep
 
 
 @every_face
@@ -33,6 +33,36 @@ def test_loops_calls_and_ruled_out_tokens():
     assert list(lens) == ["x", "x[1]", "c"]
     np.testing.assert_array_equal(lens["c"].tokens, [[2], [3]])
     np.testing.assert_allclose(lens["x"].entropy, 0.0)
+
+
+class LanguageModel:
+    """Reads token ids; its vocabulary has a blank and a line end."""
+
+    tokenizer = ("the", " ", "\n", "cat")
+
+    def __call__(self, ids):
+        return sow(jnp.eye(4)[(ids.astype(int) + 1) % 4], "h")[0, 0, 0]
+
+
+def test_tokens_of_a_language_model_are_shown_as_text():
+    from rich.console import Console
+
+    model = LanguageModel()
+    ids = jnp.array([[3, 0, 1]])
+    for f in (model, jax.jit(model)):
+        lens = logit_lens(f, readout=lambda h: 5 * h, k=1)(ids)
+        heat = lens.heat()
+        assert (list(heat.columns), heat.texts) == (["cat", "the", " "], [["the", "␣", "↵"]])
+        assert ">cat</th>" in lens._repr_html_() and ">␣</td>" in lens._repr_html_()
+    printed = io.StringIO()
+    Console(file=printed, width=100).print(lens)
+    assert "cat" in printed.getvalue() and "↵ 0." in printed.getvalue()
+    assert lens.heat(tokens=["a", "b", "c"], tokenizer=list("wxyz")).texts == [["w", "x", "y"]]
+    sweep = patch_sweep(model, "h", metric=lambda y: y)(ids, ids.at[0, 1].set(2))
+    assert list(sweep.heat().columns) == ["cat", "\n → the", " "]
+    # Arrays that are not token ids, and inputs inside a transform, have no text.
+    assert list(logit_lens(model, readout=lambda h: h, k=1)(ids.astype(float)).heat().columns) == ["0", "1", "2"]
+    jax.jit(lambda ids: logit_lens(model, readout=lambda h: h, k=1)(ids)["h"].tokens)(ids)
 
 
 def test_table_and_errors():

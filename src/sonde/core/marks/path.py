@@ -15,7 +15,7 @@ import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
-from sonde._array_text import describe
+from sonde._array_text import counted, describe
 from sonde.core.marks.site import Site
 from sonde.core.session.caches import by_identity, given_as
 from sonde.errors import NoSuchSiteError, SiteNameError
@@ -202,7 +202,8 @@ def no_such_site(pattern: Pattern, paths: Iterable[str]) -> NoSuchSiteError:
     else:
         more = f" and {len(site_paths) - _MOST_LISTED} more" if len(site_paths) > _MOST_LISTED else ""
         text = f"none is like it; there are {', '.join(map(repr, site_paths[:_MOST_LISTED]))}{more}"
-    return NoSuchSiteError(f"pattern {pattern_text!r} matches none of the program's {len(site_paths)} sites; {text}")
+    matched = f"pattern {pattern_text!r} matches none of the program's {counted(len(site_paths), 'site')}"
+    return NoSuchSiteError(f"{matched}; {text}")
 
 
 _MOST_LISTED = 10

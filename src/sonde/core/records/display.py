@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import html
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 
-from sonde._array_text import describe, human_size, short_place, size_and_bytes
+from sonde._array_text import counted, describe, human_size, short_place, size_and_bytes
 from sonde.core.records.glance import Glance, glance, picture
 from sonde.core.records.tree_view import Leaf, WholePaths, table_html, tree_html
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from sonde.core.records.record import Record, Records
     from sonde.core.verbs.sites import SiteInfo, Sites
 
-_MOST_READ = 400  # arrays whose numbers are shown; reading more would take long
+_MOST_READ = 2000  # arrays whose numbers are shown; reading more would take long
 _MOST_PICTURES = 60
 _MOST_LINES = 60  # of a text; layers that are alike are one line, if there are more
 
@@ -142,7 +143,7 @@ def _folded(records: Records) -> Iterator[str]:
 
 def _title(records: Records) -> str:
     _, n_bytes = size_and_bytes([(record.values, record.grads) for record in records.stacked.values()])
-    return f"{len(records)} sites, {human_size(n_bytes)}"
+    return f"{counted(len(records), 'site')}, {human_size(n_bytes)}"
 
 
 def records_table(records: Records) -> Any:
@@ -177,11 +178,12 @@ def records_html(records: Records) -> str:
         return in_notebook(records_text(records))
     notes = [f"the numbers of the first {_MOST_READ} are shown"] if len(records) > _MOST_READ else []
     notes.append("click a path to select it, a triangle to open it; records[path] is one of them")
-    return tree_html(_title(records), _leaves(records), notes)
-
-
-def _leaves(records: Records) -> Iterator[Leaf]:
     with_grads = any(record.grads for record in records.stacked.values())
+    headers = ("value", "range", "gradient")[: 2 + with_grads]
+    return tree_html(_title(records), _leaves(records, with_grads=with_grads), notes, headers=headers)
+
+
+def _leaves(records: Records, *, with_grads: bool) -> Iterator[Leaf]:
     for n, (path, record) in enumerate(records.items()):
         values = _glances(record.values) if n < _MOST_READ else []
         gradients = _glances(record.grads) if n < _MOST_READ else []
@@ -191,9 +193,7 @@ def _leaves(records: Records) -> Iterator[Leaf]:
             alarms.append(f"gradient: {gradient_glance.alarm}")
         cells = [_kinds(record.values), "" if value_glance is None else value_glance.range]
         if with_grads:
-            cells.append(
-                f"gradient {gradient_glance.range}" if gradient_glance is not None and gradient_glance.range else ""
-            )
+            cells.append("" if gradient_glance is None else gradient_glance.range)
         last = " ".join([*(map(repr, record.axes[0]) if record.axes else ()), short_place(record.source)])
         broken = any(g.is_broken for g in (*values, *gradients))
         more = _pictures(record) if n < _MOST_PICTURES else ""
@@ -218,14 +218,23 @@ def sites_html(sites: Sites) -> str:
     """The tree of sites in a notebook."""
     if not len(sites):
         return in_notebook(repr(sites))
-    return tree_html(f"{len(sites.paths)} sites, {human_size(sites.bytes)} if captured", map(_site_leaf, sites))
+    title = f"{counted(len(sites.paths), 'site')}, {human_size(sites.bytes)} if captured"
+    calls = itertools.groupby(sites, lambda info: (info.path, info.call))
+    lines = [_site_cells(list(views)) for _, views in calls]
+    headers = ("array", "size", "call", "gradient", "axes", "line")
+    used = [i for i in range(len(headers)) if any(cells[i] for _, cells in lines)]
+    leaves = [Leaf(path, [cells[i] for i in used]) for path, cells in lines]
+    return tree_html(title, leaves, headers=[headers[i] for i in used])
 
 
-def _site_leaf(info: SiteInfo) -> Leaf:
-    kind = "gradient" if info.gradient else f"call {info.call}" if info.call else ""
-    arrays = " ".join(map(describe, info.arrays))
-    axes = " ".join(map(repr, info.axes))
-    return Leaf(info.path, [arrays, human_size(info.bytes), kind, axes], last=short_place(info.source))
+def _site_cells(views: list[SiteInfo]) -> tuple[str, tuple[str, ...]]:
+    """The path of a call, and what is said about it: its value and its gradient are one line."""
+    first = views[0]
+    arrays, axes = " ".join(map(describe, first.arrays)), " ".join(map(repr, first.axes))
+    gradient = " ".join(human_size(info.bytes) for info in views if info.gradient)
+    size = "" if first.gradient else human_size(first.bytes)
+    call = str(first.call) if first.call else ""
+    return first.path, (arrays, size, call, gradient, axes, short_place(first.source))
 
 
 def records_treescope(records: Records, path: str | None, subtree_renderer: Any) -> Any:

@@ -6,15 +6,18 @@ whose rows become several lines where it does not fit, so that no path is cut.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import html
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-_MOST_OPEN = 40  # lines; if there are more, the groups are folded
+_MOST_OPEN = 40  # lines that are seen before a group is opened by hand
 
 FRAME = "font:12px/1.5 ui-monospace,Menlo,Consolas,monospace;color:inherit;background:none;overflow-x:auto"
 _LINE = "display:flex;gap:14px;align-items:center;white-space:pre"
+_BAD_LINE = "background:rgba(200,16,46,.14)"
 _BAD = "background:#c8102e;color:#fff;font-weight:700;border-radius:3px;padding:0 6px"
 _ODD = "background:#e8a200;color:#000;font-weight:600;border-radius:3px;padding:0 6px"
 
@@ -56,6 +59,19 @@ class _Group:
             self.groups[name] = _Group()
             self.members.append(name)
         return self.groups[name]
+
+    def opened(self) -> set[int]:
+        """The ids of the groups that are open at first: the outer ones, as long as few lines are seen."""
+        opened: set[int] = set()
+        seen = len(self.members)
+        waiting = collections.deque(self.groups.values())
+        while waiting:
+            group = waiting.popleft()
+            if seen + len(group.members) <= _MOST_OPEN:
+                seen += len(group.members)
+                opened.add(id(group))
+                waiting.extend(group.groups.values())
+        return opened
 
     def every(self) -> Iterator[Leaf]:
         for member in self.members:
@@ -104,7 +120,6 @@ def tree_html(
         headers: What the columns are.
         badges: What is said about lines with alarms.
     """
-    badges = badges or Badges()
     every = list(leaves)
     root = _Group()
     for leaf in every:
@@ -112,60 +127,90 @@ def tree_html(
         for part in leaf.path.split("/")[:-1]:
             group = group.below(part)
         group.members.append(leaf)
-    columns = max((len(leaf.cells) for leaf in every), default=0)
-    widths = [
-        max([len(leaf.cells[i]) for leaf in every if i < len(leaf.cells)] + [len(name) for name in headers[i : i + 1]])
-        for i in range(columns)
-    ]
-    wide = max((len(leaf.path) + 2 * leaf.path.count("/") for leaf in every), default=0)
-    head = f'<div style="font-weight:700;white-space:pre-wrap">{html.escape(title)} {badges.html(every)}</div>'
-    below = "".join(f'<div style="opacity:.75">{html.escape(note)}</div>' for note in notes)
-    named = "".join(
-        f'<span style="min-width:{width}ch;opacity:.6">{html.escape(name)}</span>'
-        for name, width in zip(headers, widths)
-    )
-    columns_line = f'<span style="min-width:{wide}ch"></span>{named}'
-    above = f'<div style="padding-left:1.3em"><span style="{_LINE}">{columns_line}</span></div>' if headers else ""
-    body = "".join(_drawn(root, "", is_open=len(every) <= _MOST_OPEN, widths=widths, wide=wide, badges=badges))
-    return f'<div style="{FRAME}">{head}{below}{above}{body}</div>'
+    return _Tree.of(every, headers, badges or Badges()).html(title, root, notes)
 
 
-def _drawn(
-    group: _Group, prefix: str, *, is_open: bool, widths: Sequence[int], wide: int, badges: Badges
-) -> Iterator[str]:
-    for member in group.members:
-        every = [member] if isinstance(member, Leaf) else list(group.groups[member].every())
-        if isinstance(member, Leaf) or len(every) == 1:  # one line needs no folding
-            yield _leaf(every[0], widths, wide - 2 * prefix.count("/"))
-            continue
-        inner, path = group.groups[member], f"{prefix}{member}/"
-        state = " open" if is_open else ""
-        count = f'<span style="opacity:.6">{len(every)}</span>'
-        summary = f'<summary style="cursor:pointer">{html.escape(path)} {count} {badges.html(every)}</summary>'
-        inside = "".join(_drawn(inner, path, is_open=is_open, widths=widths, wide=wide, badges=badges))
-        yield f'<details{state}>{summary}<div style="padding-left:2ch">{inside}</div></details>'
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Tree:
+    """What all lines of a tree have in common.
 
+    Attributes:
+        leaves: All of them.
+        headers: What the columns are.
+        badges: What is said about lines with alarms.
+        path_width: How many characters the longest path has, with its indentation.
+        widths: How many characters the columns have.
+        has_bars: Whether some lines have a histogram.
+    """
 
-def _leaf(leaf: Leaf, widths: Sequence[int], wide: int) -> str:
-    before, _, name = leaf.path.rpartition("/")
-    faint = f'<span style="opacity:.6">{html.escape(before)}/</span>' if before else ""
-    # One click selects the whole path.
-    style = f"user-select:all;color:inherit;background:none;font:inherit;padding:0;min-width:{wide}ch"
-    path = f'<code style="{style}">{faint}{html.escape(name)}</code>'
-    shades = [*leaf.shades, *[0.0] * (len(leaf.cells) - len(leaf.shades))]
-    cells = "".join(
-        f'<span style="min-width:{width}ch;{_shaded(shade)}">{html.escape(cell)}</span>'
-        for cell, width, shade in zip(leaf.cells, widths, shades)
-    )
-    alarm = f'<span style="{_BAD if leaf.is_broken else _ODD}">{html.escape(leaf.alarm)}</span>' if leaf.alarm else ""
-    last = f'<span style="opacity:.65">{html.escape(leaf.last)}</span>'
-    line = f'<span style="{_LINE}">{path}{cells}{_bars(leaf.bins)}{alarm}{last}</span>'
-    if not leaf.more:
+    leaves: Sequence[Leaf]
+    headers: Sequence[str]
+    badges: Badges
+    path_width: int
+    widths: Sequence[int]
+    has_bars: bool
+
+    @classmethod
+    def of(cls, leaves: Sequence[Leaf], headers: Sequence[str], badges: Badges) -> _Tree:
+        rows = [headers, *(leaf.cells for leaf in leaves)]
+        widths = [max(map(len, column)) for column in itertools.zip_longest(*rows, fillvalue="")]
+        path_width = max((len(leaf.path) + 2 * leaf.path.count("/") for leaf in leaves), default=0)
+        return cls(leaves, headers, badges, path_width, widths, any(leaf.bins for leaf in leaves))
+
+    def html(self, title: str, root: _Group, notes: Sequence[str]) -> str:
+        head = f'<div style="font-weight:700;white-space:pre-wrap">{html.escape(title)} '
+        head += f"{self.badges.html(self.leaves)}</div>"
+        below = "".join(f'<div style="opacity:.75">{html.escape(note)}</div>' for note in notes)
+        body = "".join(self._lines(root, "", root.opened()))
+        return f'<div style="{FRAME}">{head}{below}{self._headers() if self.headers else ""}{body}</div>'
+
+    def _headers(self) -> str:
+        named = "".join(
+            f'<span style="min-width:{width}ch;opacity:.6">{html.escape(name)}</span>'
+            for name, width in zip(self.headers, self.widths)
+        )
+        line = f'<span style="{_LINE}"><span style="min-width:{self.path_width}ch"></span>{named}</span>'
         return f'<div style="padding-left:1.3em">{line}</div>'
-    # The triangle of `summary` needs the line inside to stay on its line.
-    line = line.replace("display:flex", "display:inline-flex", 1)
-    summary = f'<summary style="cursor:pointer;white-space:nowrap">{line}</summary>'
-    return f'<details>{summary}<div style="padding:4px 18px">{leaf.more}</div></details>'
+
+    def _lines(self, group: _Group, prefix: str, opened: set[int]) -> Iterator[str]:
+        for member in group.members:
+            every = [member] if isinstance(member, Leaf) else list(group.groups[member].every())
+            if isinstance(member, Leaf) or len(every) == 1:  # one line needs no folding
+                yield self._line(every[0], self.path_width - 2 * prefix.count("/"))
+                continue
+            path = f"{prefix}{member}/"
+            inner = group.groups[member]
+            state = " open" if id(inner) in opened else ""
+            count = f'<span style="opacity:.6">{len(every)}</span>'
+            said = f"{html.escape(path)} {count} {self.badges.html(every)}"
+            inside = "".join(self._lines(inner, path, opened))
+            yield (
+                f'<details{state}><summary style="cursor:pointer">{said}</summary>'
+                f'<div style="padding-left:2ch">{inside}</div></details>'
+            )
+
+    def _line(self, leaf: Leaf, path_width: int) -> str:
+        before, _, name = leaf.path.rpartition("/")
+        faint = f'<span style="opacity:.6">{html.escape(before)}/</span>' if before else ""
+        # One click selects the whole path.
+        style = f"user-select:all;color:inherit;background:none;font:inherit;padding:0;min-width:{path_width}ch"
+        path = f'<code style="{style}">{faint}{html.escape(name)}</code>'
+        shades = [*leaf.shades, *[0.0] * (len(leaf.cells) - len(leaf.shades))]
+        cells = "".join(
+            f'<span style="min-width:{width}ch;{_shaded(shade)}">{html.escape(cell)}</span>'
+            for cell, width, shade in zip(leaf.cells, self.widths, shades)
+        )
+        bars = _bars(leaf.bins) if self.has_bars else ""
+        alarm = f'<span style="{_BAD if leaf.is_broken else _ODD}">{html.escape(leaf.alarm)}</span>'
+        last = f'<span style="opacity:.65">{html.escape(leaf.last)}</span>'
+        look = f"{_LINE};{_BAD_LINE}" if leaf.is_broken else _LINE
+        line = f'<span style="{look}">{path}{cells}{bars}{alarm if leaf.alarm else ""}{last}</span>'
+        if not leaf.more:
+            return f'<div style="padding-left:1.3em">{line}</div>'
+        # The triangle of `summary` needs the line inside to stay on its line.
+        line = line.replace("display:flex", "display:inline-flex", 1)
+        summary = f'<summary style="cursor:pointer;white-space:nowrap">{line}</summary>'
+        return f'<details>{summary}<div style="padding:4px 18px">{leaf.more}</div></details>'
 
 
 def _shaded(shade: float) -> str:
@@ -246,8 +291,10 @@ class WholePaths:
         headers = [str(column.header) for column in self.table.columns]
         for row, (path, *cells) in zip(self.table.rows, zip(*columns)):
             yield Text(_plain(path), style=row.style or "bold", overflow="fold")
-            said = [f"{name} {_plain(cell)}".strip() for name, cell in zip(headers[1:], cells) if _plain(cell)]
-            yield Padding(Text("  ".join(said), style="dim"), (0, 0, 0, 4))
+            said = [
+                f"{name} {_plain(cell)}".strip() for name, cell in zip(headers[1:], cells) if _plain(cell).strip("-")
+            ]
+            yield Padding(Text("  ".join(said), style=row.style or "dim"), (0, 0, 0, 4))
 
 
 def _plain(cell: Any) -> str:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from sonde import _jax
-from sonde._array_text import describe, indexed, short_place
+from sonde._array_text import counted, describe, indexed, short_place
 from sonde.core.marks.axes import Axis
 from sonde.core.marks.path import NOTHING_MARKED, Pattern, check_pattern
 from sonde.core.records.collections import Rows
@@ -104,7 +104,7 @@ class Sites(Rows[SiteInfo]):
         if not len(self):
             return repr(self)
         table = Table("site", "call", "kind", "arrays", "axes", "bytes", "source")
-        table.title = f"{len(self.paths)} sites, {self.bytes:,} bytes"
+        table.title = f"{counted(len(self.paths), 'site')}, {self.bytes:,} bytes"
         for i in self:
             kind = "gradient" if i.gradient else "value"
             axes = " ".join(map(repr, i.axes))

@@ -251,9 +251,9 @@ class Store(_Arrays):
         return "\n".join([head, *(f"  {array!r}" for array in self.arrays)])
 
     def _repr_html_(self) -> str:
-        from sonde.core import in_notebook
+        from sonde.store.reading.contents import tree
 
-        return in_notebook(self)
+        return tree(self)
 
     def __rich__(self) -> Any:
         from sonde.store.reading.contents import table

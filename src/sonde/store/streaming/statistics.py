@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde._array_text import counted
 from sonde._renames import accepts_old_keywords
 from sonde.core import (
     ByPath,
@@ -135,18 +136,58 @@ class DataStatistics(ByPath[UnitStatistics]):
 
         from sonde.core import WholePaths
 
-        table = Table("site", "units", "samples", "means from", "to", "largest deviation", "from", "to")
-        for path, s in self.items():
-            numbers = [
-                f"{float(x):.4g}" for x in _ends(s.mean) + _ends(s.std)[1:] + _ends(s.min)[:1] + _ends(s.max)[1:]
-            ]
-            table.add_row(Text(path), "x".join(map(str, s.mean.shape)), f"{s.total:,}", *numbers)
+        table = Table("site", *_COLUMNS, "wrong", title=self._title)
+        for path, unit_statistics in self.items():
+            alarm = _alarm(unit_statistics)
+            style = "bold red" if unit_statistics.nonfinite.any() else "yellow" if alarm else ""
+            table.add_row(*map(Text, (path, *_cells(unit_statistics), alarm)), style=style)
         return WholePaths(table)
 
-    def _repr_html_(self) -> str:
-        from sonde.core import in_notebook
+    @property
+    def _title(self) -> str:
+        over = f" over {self.n_batches} batch{'es' * (self.n_batches != 1)}" if self.n_batches else ""
+        return f"{counted(len(self), 'site')}{over}"
 
-        return in_notebook(self)
+    def _repr_html_(self) -> str:
+        from sonde.core import Leaf, tree_html
+
+        sizes = [[float(np.max(np.abs(x), initial=0.0)) for x in (s.mean, s.std, s.max)] for s in self.values()]
+        most = [max(column) or 1.0 for column in zip(*sizes)]
+        leaves = [
+            Leaf(
+                path,
+                _cells(unit_statistics),
+                _alarm(unit_statistics),
+                bool(unit_statistics.nonfinite.any()),
+                shades=[0.0, 0.0, *(size / m for size, m in zip(row, most))],
+            )
+            for (path, unit_statistics), row in zip(self.items(), sizes)
+        ]
+        return tree_html(self._title, leaves, headers=_COLUMNS)
+
+
+_COLUMNS = ("units", "samples", "means of units", "largest std", "range")
+
+
+def _cells(unit_statistics: UnitStatistics) -> tuple[str, ...]:
+    """What a table says about a site."""
+    means, deviations = _ends(unit_statistics.mean), _ends(unit_statistics.std)
+    low, high = _ends(unit_statistics.min)[0], _ends(unit_statistics.max)[1]
+    units = "x".join(map(str, unit_statistics.mean.shape))
+    return (
+        units, f"{unit_statistics.total:,}", f"{means[0]:.4g} to {means[1]:.4g}", f"{deviations[1]:.4g}",
+        f"{low:.4g} to {high:.4g}",
+    )  # fmt: skip
+
+
+def _alarm(unit_statistics: UnitStatistics) -> str:
+    """What is wrong with a site, in a few words; empty if nothing is."""
+    nonfinite = int(unit_statistics.nonfinite.sum())
+    has_samples = unit_statistics.count > 0
+    zeros = int(((unit_statistics.min == 0) & (unit_statistics.max == 0) & has_samples).sum())
+    alarms = [f"{nonfinite:,} not finite"] if nonfinite else []
+    alarms += [f"{zeros:,} of {unit_statistics.mean.size:,} units dead"] if zeros else []
+    return ", ".join(alarms)
 
 
 def _ends(x: np.ndarray) -> list[float]:

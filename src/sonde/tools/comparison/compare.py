@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sonde._array_text import short_place
+from sonde._array_text import counted, short_place
 from sonde._renames import accepts_old_keywords
 from sonde.core import Badges, Leaf, Pattern, inside_request, tree_html, wrapped_like
 from sonde.port.difference import Distance, distance, epsilon, wide
@@ -109,9 +109,9 @@ class Comparison(Drawn):
             source = self.first.source and f" ({short_place(self.first.source)})"
             first = f"first difference at {self.first}{source}"
         gradients = sum(d.gradient for d in self.results)
-        counts = [f"{len(self.drifts)} values"]
-        counts += [f"{len(self.results) - gradients} results"] if len(self.results) > gradients else []
-        counts += [f"{gradients} gradients"] if gradients else []
+        counts = [counted(len(self.drifts), "value")]
+        counts += [counted(len(self.results) - gradients, "result")] if len(self.results) > gradients else []
+        counts += [counted(gradients, "gradient")] if gradients else []
         lines = [f"{first}; {' and '.join([', '.join(counts[:-1]), counts[-1]] if counts[:-1] else counts)} compared"]
         for which, only in (("first", self.only_first), ("second", self.only_second)):
             if only:

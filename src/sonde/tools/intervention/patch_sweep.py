@@ -44,6 +44,7 @@ from sonde.tools.intervention.patch_values import values_to_place
 from sonde.tools.intervention.sweep import Sweep
 from sonde.tools.intervention.sweep_points import Axes, PointRule, Target, checked_axes
 from sonde.tools.reading.heatmap import POSITION
+from sonde.tools.reading.token_labels import input_words
 
 R = TypeVar("R")
 
@@ -136,7 +137,10 @@ def patch_sweep(
         # What the columns of the scores count, for pictures and tables.
         index = f"index along axis {axes[-1]}" if axes and axes != (-2,) else POSITION
         columns = "direction" if along is not None else index
-        return Sweep({name: score for (_, name), score in sorted(scores.items())}, of_clean, of_corrupt, columns)
+        prompts = zip(*(input_words(f, arguments) for arguments in inputs))
+        labels = tuple(one if one == other else f"{other} → {one}" for one, other in prompts)
+        by_name = {name: score for (_, name), score in sorted(scores.items())}
+        return Sweep(by_name, of_clean, of_corrupt, columns, labels)
 
     return sweep
 

@@ -30,12 +30,14 @@ class Sweep(Drawn):
         clean: The metric of the run on the clean input.
         corrupt: The metric of the run on the corrupt input.
         along: What the last axis of the scores is: positions, the indices along another axis, or directions.
+        labels: The tokens at the positions, of a model with a tokenizer.
     """
 
     scores: dict[str, jax.Array]
     clean: jax.Array
     corrupt: jax.Array
     along: str = POSITION
+    labels: tuple[str, ...] = ()
 
     @property
     def restored(self) -> dict[str, np.ndarray]:
@@ -47,7 +49,9 @@ class Sweep(Drawn):
         return {name: (np.asarray(s, np.float64) - float(self.corrupt)) / lost for name, s in self.scores.items()}
 
     def _heat(self) -> Heat:
-        return by_last_axis(self.restored, restored_title(self.clean, self.corrupt), self.along)
+        heat = by_last_axis(self.restored, restored_title(self.clean, self.corrupt), self.along)
+        fits = self.along == POSITION and len(self.labels) == len(heat.columns)
+        return dataclasses.replace(heat, columns=self.labels) if fits else heat
 
     def best(self, n: int = 5) -> list[tuple[str, tuple[int, ...], float]]:
         """The `n` points that restore most: name, index and restored part."""

@@ -48,7 +48,7 @@ class Range:
     high: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class NonFinite:
     """The first value that is not finite.
 
@@ -148,12 +148,19 @@ class NonFinite:
             parts.append(f"example {', '.join(map(str, self.example))}")
         return f", at {', '.join(parts)}" if parts else ""
 
-    def _repr_html_(self) -> str:
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __rich__(self) -> Any:
         from rich.text import Text
 
+        first, newline, more = str(self).partition("\n")
+        return Text.assemble((first, "bold" if self.discarded else "bold #ffffff on #c8102e"), newline, more)
+
+    def _repr_html_(self) -> str:
         from sonde.core import in_notebook
 
-        return in_notebook(Text(str(self)))
+        return in_notebook(self)
 
 
 def _error_text(error: Exception) -> str:

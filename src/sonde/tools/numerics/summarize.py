@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde._array_text import indexed
+from sonde._array_text import counted, indexed
 from sonde.core import (
     Leaf,
     Pattern,
@@ -159,7 +159,7 @@ class Summary(Rows[Row], Drawn):
         rows = [_cells(row) for row in _shortened(self)]
         empty = {1: all(not row.iteration for row in self), 2: all(not row.gradient for row in self)}
         kept = [i for i in range(len(_COLUMNS)) if not empty.get(i)]
-        table = Table(title=f"{len({row.path for row in self})} sites")
+        table = Table(title=counted(len({row.path for row in self}), "site"))
         for i in kept:
             table.add_column(_COLUMNS[i], overflow="fold", justify="left" if i < 4 else "right")
         for row, cells in zip(_shortened(self), rows):

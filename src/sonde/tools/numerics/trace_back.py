@@ -27,7 +27,7 @@ P = ParamSpec("P")
 Predicate = Callable[[Any], Any]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class TracedBack:
     """The operation that gave a result its property.
 
@@ -68,13 +68,6 @@ class TracedBack:
     chain: tuple[str, ...]
     doubt: str
 
-    def _repr_html_(self) -> str:
-        from rich.text import Text
-
-        from sonde.core import in_notebook
-
-        return in_notebook(Text(str(self)))
-
     def __str__(self) -> str:
         what = " / ".join(part for part in (self.function, self.variable) if part)
         start = ", ".join(part for part in (what, short_place(self.source)) if part)
@@ -92,6 +85,20 @@ class TracedBack:
         if self.doubt:
             lines.append(f"  not certain: {self.doubt}")
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __rich__(self) -> Any:
+        from rich.text import Text
+
+        first, newline, more = str(self).partition("\n")
+        return Text.assemble((first, "bold"), newline, more)
+
+    def _repr_html_(self) -> str:
+        from sonde.core import in_notebook
+
+        return in_notebook(self)
 
 
 class _Asked:

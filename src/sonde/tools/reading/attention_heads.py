@@ -52,7 +52,12 @@ class HeadScores(Drawn):
         heads = self.induction.shape[1] if self.names else 0
         values = np.concatenate([self[kind] for kind in KINDS], axis=1)
         columns = [f"{kind} {head}" for kind in KINDS for head in range(heads)]
-        return Heat(values, self.names, columns, "share of attention by head", "kind and head")
+        title = "share of attention by head"
+        for kind in KINDS if self.names else ():
+            ((name, head, share),) = self.best(kind, 1)
+            title += f"\n{kind}: most in {name}, head {head} ({share:.2f})"
+        groups = [(kind, heads) for kind in KINDS]
+        return Heat(values, self.names, columns, title, "head, for each kind of token it attends to", groups=groups)
 
     def __getitem__(self, kind: str) -> np.ndarray:
         if kind not in KINDS:

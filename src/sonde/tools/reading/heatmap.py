@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import importlib
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from sonde._array_text import indexed
 from sonde._renames import accepts_old_keywords
-from sonde.tools.reading.token_labels import Labels, TokenNames, words
+from sonde.tools.reading.token_labels import Labels, TokenNames, visible, words
 
 _MOST_CELLS = 20_000
 POSITION = "position"
@@ -37,6 +38,7 @@ class Heat:
         absent: Which cells have no number; all others that are NaN are NaN.
         by_column: Whether each column has a scale of its own, because they are of different kinds.
         alarming: The columns in which every number but zero says that something is wrong.
+        groups: Columns that belong together, as a heading and how many they are; the heading is part of their labels.
     """
 
     values: np.ndarray
@@ -48,6 +50,7 @@ class Heat:
     absent: np.ndarray | None = None
     by_column: bool = False
     alarming: Sequence[str] = ()
+    groups: Sequence[tuple[str, int]] = ()
 
 
 class Drawn:
@@ -59,7 +62,7 @@ class Drawn:
         raise NotImplementedError
 
     def _repr_html_(self) -> str:
-        return as_html(self._heat())
+        return as_html(self.heat())
 
     @accepts_old_keywords("html, heat and plot of what tools return")
     def html(self, tokens: Labels | None = None, tokenizer: TokenNames | None = None) -> str:
@@ -79,7 +82,7 @@ class Drawn:
             tokens: Strings for the columns, or numbers of tokens.
             tokenizer: Turns a token into a string, as in `Lens.table`.
         """
-        return _with_tokens(self._heat(), tokens, tokenizer)
+        return with_tokens(self._heat(), tokens, tokenizer)
 
     @accepts_old_keywords("html, heat and plot of what tools return")
     def plot(self, ax: Any = None, *, tokens: Labels | None = None, tokenizer: TokenNames | None = None) -> Any:
@@ -134,7 +137,8 @@ def by_last_axis(found: dict[str, np.ndarray], title: str, column_title: str) ->
     return Heat(matrix, rows, columns, title, column_title, absent=missing)
 
 
-def _with_tokens(heat: Heat, tokens: Labels | None, tokenizer: TokenNames | None) -> Heat:
+def with_tokens(heat: Heat, tokens: Labels | None, tokenizer: TokenNames | None) -> Heat:
+    """The same, with tokens in place of the labels of columns."""
     if tokens is None:
         return heat
     found = words(tokens, tokenizer)
@@ -156,6 +160,7 @@ def as_html(heat: Heat) -> str:
     writes = len(heat.columns) <= _MOST_NUMBERS
     # Numbers on one scale are easier to compare with one number of decimals.
     digits = "{:z.2f}" if not heat.by_column and 0.1 <= np.max(sizes, initial=0.0) < 100 else "{:.3g}"
+    starts = set(itertools.accumulate(count for _, count in heat.groups))
     lines, n_broken = [], 0
     for i, (name, row) in enumerate(zip(heat.rows, heat.values)):
         cells, is_broken = [], False
@@ -163,20 +168,25 @@ def as_html(heat: Heat) -> str:
             column = heat.columns[j]
             text = heat.texts[i][j] if heat.texts else digits.format(x) if writes and not absent[i, j] else ""
             wrong = not absent[i, j] and (not np.isfinite(x) or (column in heat.alarming and x != 0))
-            cells.append(_cell(x, most[j], f"{name}, {column}", text, bool(absent[i, j]), wrong))
+            gap = _GAP if j in starts else ""
+            cells.append(_cell(x, most[j], f"{name}, {column}", text, bool(absent[i, j]), wrong, gap))
             is_broken |= bool(wrong)
         n_broken += is_broken
         style = f"{_ROW};{_LOUD}" if is_broken else _ROW
         lines.append(f'<tr><th style="{style}">{html.escape(name)}</th>{"".join(cells)}</tr>')
     under = f'<div style="opacity:.7">{html.escape(heat.column_title)}</div>' if heat.column_title else ""
     warning = f' <span style="{_LOUD};padding:0 6px">not finite in {n_broken}</span>' if n_broken else ""
+    above, labels = _headings(heat)
     # Labels of many columns stand upright: all cells have one width, whatever the labels are.
-    upright = "" if writes else ";writing-mode:vertical-rl"
-    head = "".join(f'<th style="{_HEAD}{upright}">{html.escape(c)}</th>' for c in heat.columns)
+    upright = "" if writes or max(map(len, labels), default=0) <= _SHORT else ";writing-mode:vertical-rl"
+    head = "".join(
+        f'<th style="{_HEAD}{upright}{_GAP if j in starts else ""}">{html.escape(visible(c))}</th>'
+        for j, c in enumerate(labels)
+    )
 
     def table(some: Sequence[str]) -> str:
         style = "border-collapse:collapse;background:transparent;font:inherit"
-        return f'<table style="{style}"><tr><th></th>{head}</tr>{"".join(some)}</table>'
+        return f'<table style="{style}">{above}<tr><th></th>{head}</tr>{"".join(some)}</table>'
 
     body = table(lines[:_MOST_ROWS])
     if len(lines) > _MOST_ROWS:
@@ -189,6 +199,21 @@ def as_html(heat: Heat) -> str:
     )
 
 
+def _headings(heat: Heat) -> tuple[str, list[str]]:
+    """A row with the headings of groups of columns, and the labels of the columns below it."""
+    if not heat.groups:
+        return "", list(heat.columns)
+    columns = iter(heat.columns)
+    labels = [next(columns).removeprefix(name).strip() for name, count in heat.groups for _ in range(count)]
+    above = "".join(
+        f'<th colspan="{count}" style="{_HEAD};font-weight:600{_GAP if i else ""}">{html.escape(name)}</th>'
+        for i, (name, count) in enumerate(heat.groups)
+    )
+    return f"<tr><th></th>{above}</tr>", labels
+
+
+_SHORT = 3  # characters that fit above a cell
+_GAP = ";border-left:10px solid transparent;background-clip:padding-box"
 _MOST_NUMBERS = 16  # columns; with more, numbers are shown where the mouse is
 _MOST_ROWS = 60
 _LOUD = "background:#c8102e;color:#fff;font-weight:700"
@@ -196,7 +221,7 @@ _HEAD = "padding:2px 4px;font-weight:400;opacity:.8;text-align:center;white-spac
 _ROW = "padding:0 8px 0 0;font-weight:400;text-align:right;white-space:nowrap;font-family:monospace;user-select:all"
 
 
-def _cell(x: float, most: float, where: str, text: str, absent: bool, wrong: bool) -> str:
+def _cell(x: float, most: float, where: str, text: str, absent: bool, wrong: bool, gap: str) -> str:
     # Half transparent colors go with light and dark pages.
     if wrong:
         look = _LOUD
@@ -207,7 +232,7 @@ def _cell(x: float, most: float, where: str, text: str, absent: bool, wrong: boo
         look = f"background:rgba(224,80,60,{share:.3f})" if x > 0 else f"background:rgba(60,120,220,{share:.3f})"
     text = text or (f"{x:.3g}" if wrong else "")
     said = html.escape(f"{where}: {text + ' ' if text else ''}{x:.4g}", quote=True)
-    style = f"{look};min-width:16px;height:16px;padding:0 3px;text-align:center;white-space:pre"
+    style = f"{look};min-width:16px;height:16px;padding:0 3px;text-align:center;white-space:pre{gap}"
     return f'<td title="{said}" style="{style}">{html.escape(text)}</td>'
 
 

@@ -6,7 +6,7 @@ The readout runs at the site, on the device, and only the best few tokens are ke
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec
 
 import jax
@@ -26,9 +26,9 @@ from sonde.core import (
     wrapped_like,
 )
 from sonde.tools.execution.record_values import each_seen
-from sonde.tools.reading.heatmap import POSITION, Drawn, Heat
+from sonde.tools.reading.heatmap import POSITION, Drawn, Heat, with_tokens
 from sonde.tools.reading.lens_maps import LensMap, LensMaps
-from sonde.tools.reading.token_labels import Labels, TokenNames, shown_by, words
+from sonde.tools.reading.token_labels import Labels, TokenNames, input_words, shown_by, tokenizer_of, visible, words
 
 P = ParamSpec("P")
 
@@ -72,18 +72,29 @@ def _with_names(heat: Heat, tokenizer: TokenNames | None) -> Heat:
     if tokenizer is None:
         return heat
     show = shown_by(tokenizer)
-    return dataclasses.replace(heat, texts=[[show(int(t)) if t else "" for t in row] for row in heat.texts])
+    return dataclasses.replace(heat, texts=[[visible(show(int(t))) if t else "" for t in row] for row in heat.texts])
 
 
 class Lens(ByPath[Reading], Drawn):
-    """Readings by path, in program order. Calls of a site after the first have their number, as in `h[1]`."""
+    """Readings by path, in program order. Calls of a site after the first have their number, as in `h[1]`.
+
+    Tables and pictures show tokens if the model has a tokenizer, or if they are given one.
+    """
+
+    def __init__(
+        self, readings: Mapping[str, Reading], *, tokenizer: TokenNames | None = None, prompt: Sequence[str] = ()
+    ) -> None:
+        super().__init__(readings)
+        self._tokenizer = tokenizer
+        self._prompt = prompt  # the tokens at the positions
 
     @accepts_old_keywords("sonde.tools.Lens.table")
-    def table(self, tokenizer: TokenNames = str, *, tokens: Labels | None = None, example: int = 0) -> Any:
+    def table(self, tokenizer: TokenNames | None = None, *, tokens: Labels | None = None, example: int = 0) -> Any:
         """A rich table of the best token at every position.
 
         Args:
-            tokenizer: Turns tokens into strings: a function, a list of strings, or a tokenizer (with `decode`).
+            tokenizer: Turns tokens into strings: a function, a list of strings, or a tokenizer (with `decode`). That of
+                the model, if None.
             tokens: The tokens at the positions, for the heading: strings, or token ids that `tokenizer` converts.
             example: Which of the examples, if there are axes besides the position.
 
@@ -93,6 +104,8 @@ class Lens(ByPath[Reading], Drawn):
         from rich.table import Table
         from rich.text import Text
 
+        tokenizer = self._tokenizer if tokenizer is None else tokenizer
+        tokens = (self._prompt or None) if tokens is None else tokens
         show = shown_by(tokenizer)
         rows = list(self.rows(example))
         columns = max((len(best) for _, best, _ in rows), default=0)
@@ -102,7 +115,7 @@ class Lens(ByPath[Reading], Drawn):
         for i in range(columns):
             table.add_column(Text(head[i] if i < len(head) else ""))
         for name, best, sure in rows:
-            table.add_row(Text(name), *[Text(f"{show(int(t))} {float(p):.2f}") for t, p in zip(best, sure)])
+            table.add_row(Text(name), *[Text(f"{visible(show(int(t)))} {float(p):.2f}") for t, p in zip(best, sure)])
         return table
 
     def _heat(self) -> Heat:
@@ -116,7 +129,11 @@ class Lens(ByPath[Reading], Drawn):
     @accepts_old_keywords("html, heat and plot of what tools return")
     def heat(self, tokens: Labels | None = None, tokenizer: TokenNames | None = None) -> Heat:
         """What is drawn; `tokenizer` shows the best tokens too."""
-        return _with_names(super().heat(tokens, tokenizer), tokenizer)
+        tokenizer = self._tokenizer if tokenizer is None else tokenizer
+        heat = self._heat()
+        if tokens is None and len(self._prompt) == len(heat.columns):
+            tokens = self._prompt
+        return _with_names(with_tokens(heat, tokens, tokenizer), tokenizer)
 
     def rows(self, example: int = 0) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
         """The best token at each position and its probability, for every site and every iteration of its loops.
@@ -211,6 +228,6 @@ def logit_lens(
             name = f"{seen.path}[{seen.call}]" if seen.call else seen.path
             value = seen.value if maps is None else read_mapped(maps[name], arrays_in(seen.value)[0])
             found[name] = Reading(*value, loops=seen.loops)
-        return Lens(found)
+        return Lens(found, tokenizer=tokenizer_of(f), prompt=input_words(f, args))
 
     return wrapped_like(lens, f)

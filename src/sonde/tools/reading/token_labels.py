@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import jax
 import numpy as np
 from jax.typing import ArrayLike
+
+from sonde import _jax
 
 
 @runtime_checkable
@@ -82,3 +86,29 @@ def words(tokens: Labels, tokenizer: TokenNames | None = None) -> list[str]:
     numbers = numbers.reshape(-1, numbers.shape[-1])[0] if numbers.ndim > 1 else numbers
     show = shown_by(tokenizer)
     return [show(int(t)) for t in numbers]
+
+
+def visible(text: str) -> str:
+    r"""A token in a cell of a table, where blanks and line ends could not be seen.
+
+    Example:
+        >>> visible(" the"), visible(" "), visible("\n")
+        (' the', '␣', '↵')
+    """
+    text = text.replace("\r", "").replace("\n", "↵").replace("\t", "⇥")
+    return text if text.strip() else text.replace(" ", "␣")
+
+
+def tokenizer_of(f: Callable[..., Any]) -> TokenNames | None:
+    """The tokenizer that a model has, or the model that a function such as `jax.jit(model)` calls; None if none."""
+    return getattr(inspect.unwrap(f), "tokenizer", None)
+
+
+def input_words(f: Callable[..., Any], arguments: Sequence[Any]) -> tuple[str, ...]:
+    """The first argument of a model with a tokenizer as one text per token; empty if it is not token ids."""
+    tokenizer, ids = tokenizer_of(f), arguments[0] if arguments else None
+    if tokenizer is None or isinstance(ids, _jax.Tracer) or not isinstance(ids, (jax.Array, np.ndarray)):
+        return ()
+    if ids.ndim not in (1, 2) or not ids.size or not np.issubdtype(ids.dtype, np.integer):
+        return ()
+    return tuple(words(ids, tokenizer))
