@@ -15,6 +15,7 @@ A name of the last release that has a new one (`_renames.NAMES`) is found too, w
 from __future__ import annotations
 
 import ast
+import difflib
 import functools
 import importlib
 import sys
@@ -41,7 +42,9 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[
         if name not in homes:
             if (new_name := renamed(package, name)) is not None:
                 return _under_old_name(package, name, *new_name)
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            near = difflib.get_close_matches(name, homes, n=3)
+            text = f"; nearest: {', '.join(near)}" if near else ""
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{text}")
         module, attribute = homes[name]
         value = _part_of(package, attribute) if module == package else _attribute(module, attribute)
         setattr(sys.modules[package], name, value)  # the next use is then a plain lookup

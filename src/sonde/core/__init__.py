@@ -24,7 +24,7 @@ from sonde.core.marks.arrays import arrays_in, as_now, flattened, shapes_in, spl
 from sonde.core.marks.axes import Axis, extra_has, room_for_axes, spread
 from sonde.core.marks.named_loops import STAR, NamedLoop, Row, row_path, rows_chosen, starred, unstarred
 from sonde.core.marks.operands import operands_of
-from sonde.core.marks.path import Pattern, check_pattern, glob_matches, matches, nearest, no_such_site
+from sonde.core.marks.path import Pattern, check_pattern, check_patterns, glob_matches, matches, nearest, no_such_site
 from sonde.core.marks.primitive import marker_p, plain_p, site_p
 from sonde.core.marks.scopes import (
     LoopName,
@@ -104,6 +104,7 @@ from sonde.core.verbs.edit import Edit, edit, put_by_rule, run_by_rule
 from sonde.core.verbs.perturb import added_at, with_perturbations, zero_perturbations
 from sonde.core.verbs.sites import SiteInfo, Sites, sites
 from sonde.core.verbs.sow import mark, mark_in_place, perturb, sow, through_site
+from sonde.core.verbs.uncalled import two_steps
 
 __all__ = [
     "ADDED",
@@ -184,6 +185,7 @@ __all__ = [
     "captures_run",
     "check_callable",
     "check_pattern",
+    "check_patterns",
     "check_scopes",
     "children_of",
     "code_of",
@@ -252,6 +254,7 @@ __all__ = [
     "through_site",
     "tokens_of",
     "tree_html",
+    "two_steps",
     "unstarred",
     "with_capture_state",
     "with_converted_modules",

@@ -35,7 +35,7 @@ from sonde.core import (
     arrays_in,
     capture,
     check_callable,
-    check_pattern,
+    check_patterns,
     inside_request,
     put_by_rule,
     static_and_arrays,
@@ -45,7 +45,7 @@ from sonde.dictionaries.dictionary import Dictionary
 from sonde.dictionaries.feature_graph import FeatureGraph, GraphNode
 from sonde.errors import CaptureError
 from sonde.tools.circuits.edge_nodes import in_unnamed_loop
-from sonde.tools.execution.record_values import Seen, chooses, each_seen, patterns_in
+from sonde.tools.execution.record_values import Seen, chooses, each_seen
 from sonde.tools.intervention.patch_values import in_record, not_differentiated, recorded_here, values_to_place
 
 P = ParamSpec("P")
@@ -117,7 +117,8 @@ def attribution_graph(
         raise ValueError(
             f"{_VERB}: max_features, max_logits and batch are at least 1, got {max_features}, {max_logits} and {batch}"
         )
-    asked = _Asked(check_pattern(embedded), patterns_in(frozen), logits or _last_logits, inside_request(inside))
+    (at_start,), constant = (check_patterns(patterns, _VERB) for patterns in (embedded, frozen))
+    asked = _Asked(at_start, constant, logits or _last_logits, inside_request(inside))
     choice = _Choice(None if tokens is None else tuple(map(int, tokens)), max_features, max_logits, batch, mesh)
     return AttributionGraph(f, coders_of(transcoders, _VERB), asked, choice)
 

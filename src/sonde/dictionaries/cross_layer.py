@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from sonde import nnx
-from sonde.core import Pattern, check_pattern
+from sonde.core import Pattern, check_patterns
 from sonde.dictionaries.dictionary import Activation, Dictionary
-from sonde.tools.execution.record_values import patterns_in
 
 
 class CrossLayerTranscoder(nnx.Module):
@@ -118,7 +117,7 @@ def coders_of(transcoders: Transcoders, verb: str) -> list[Coder]:
         if not isinstance(place, tuple) or len(place) != 2:
             raise ValueError(f"{verb}: {place!r} is not a pair: what a transcoder reads, and what it replaces")
         if isinstance(transcoder, CrossLayerTranscoder):
-            reads, writes = (patterns_in(sites) for sites in place)
+            reads, writes = (check_patterns(sites, verb) for sites in place)
             if len(reads) != transcoder.layers or len(writes) != transcoder.layers:
                 raise ValueError(
                     f"{verb}: a cross-layer transcoder of {transcoder.layers} layers goes with a pair of as many sites "
@@ -126,7 +125,8 @@ def coders_of(transcoders: Transcoders, verb: str) -> list[Coder]:
                 )
             coders += [Coder(read, writes[i:], transcoder.parts[i]) for i, read in enumerate(reads)]
         elif transcoder.kind in ("transcoder", "skip_transcoder"):
-            coders.append(Coder(check_pattern(place[0]), (check_pattern(place[1]),), transcoder))
+            reads, replaced = check_patterns(place, verb)
+            coders.append(Coder(reads, (replaced,), transcoder))
         else:
             raise ValueError(f"{verb}: the dictionary for {place!r} is of the kind {transcoder.kind}, not a transcoder")
     if not coders:

@@ -19,7 +19,7 @@ from sonde.core import (
     Supplied,
     Where,
     capture_state,
-    check_pattern,
+    check_patterns,
     edit,
     inside_request,
     matches,
@@ -91,8 +91,8 @@ def splice(
                 f"{dictionary.d_out}: it goes with {named}"
             )
         if isinstance(place, tuple):
-            reads, writes = place
-            transcoders.append(_Transcoder(check_pattern(reads), check_pattern(writes), dictionary, keep_error))
+            reads, writes = check_patterns(place, "splice")
+            transcoders.append(_Transcoder(reads, writes, dictionary, keep_error))
         else:
             edits[place] = lambda x, dictionary=dictionary: _replaced(dictionary, x, x, keep_error)
     spliced = edit(f, edits, inside=inside) if edits or not transcoders else f

@@ -48,7 +48,11 @@ def no_module(name: str, asked: str) -> str:
     if isinstance(bound, types.ModuleType):
         return f"{text}; write {bound.__name__!r}, or inside={name} without quotes"
     near = difflib.get_close_matches(name, {m for m in sys.modules if not m.startswith("_")}, n=3, cutoff=0.7)
-    return f"{text}; nearest: {', '.join(map(repr, near))}" if near else text
+    if near:
+        return f"{text}; nearest: {', '.join(map(repr, near))}"
+    if bound is not None:
+        return f"{text}; write inside={name} without quotes"
+    return f"{text}; pass the function, class or model itself, or the name of a package that can be imported"
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde._renames import accepts_old_keywords
-from sonde.core import InsideRequest, Pattern, check_callable, check_pattern, inside_request, wrapped_like
+from sonde.core import InsideRequest, Pattern, check_callable, check_patterns, inside_request, two_steps, wrapped_like
 from sonde.errors import SondeError
 from sonde.report.arguments import examined_arguments
 from sonde.report.failure import Failure, failure
@@ -29,6 +29,7 @@ P = ParamSpec("P")
 Progress = Callable[[str, float], None]
 
 
+@two_steps
 @accepts_old_keywords("sonde.report.examine")
 def examine(
     f: Callable[P, Any],
@@ -74,7 +75,7 @@ def examine(
         ('problem', 'squared')
     """
     check_callable(f, "examine")
-    wanted = tuple(check_pattern(pattern, "examine") for pattern in patterns)
+    wanted = check_patterns(patterns, "examine")
     asked = inside_request(inside)
     name = title if title is not None else getattr(f, "__name__", None) or type(f).__name__
     read = () if tokens is None else tuple(words(tokens, tokenizer))

@@ -7,7 +7,7 @@ from tests.core.comparing import check_nothing_is_left, double
 
 import sonde
 from sonde import capture, sow
-from sonde.core.marks.path import check_pattern, glob_matches, no_such_site
+from sonde.core.marks.path import check_patterns, glob_matches, no_such_site
 from sonde.errors import NoSuchSiteError, SiteNameError
 
 X = jnp.arange(3.0)
@@ -93,7 +93,7 @@ def test_a_predicate_without_a_hash_is_compared_by_identity():
             return site.path == "a"
 
     predicate = Unhashable()
-    one, same, other = check_pattern(predicate), check_pattern(predicate), check_pattern(Unhashable())
+    one, same, other = check_patterns([predicate, predicate, Unhashable()], "capture")
     assert one == same
     assert one != other
     assert len({one, same, other}) == 2

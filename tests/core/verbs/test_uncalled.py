@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import sonde
+from sonde import tools
 from sonde.errors import NoSuchSiteError, SiteNameError
 from sonde.report import examine
 
@@ -34,6 +36,37 @@ def test_a_capture_that_was_not_called(make, verb):
             use()
     assert captured.__name__ == "f" and str(inspect.signature(captured)) == "(x)"
     assert "h" in repr(captured(X))
+
+
+TOOLS = {
+    "summarize(f)": lambda *x: tools.summarize(f, *x),
+    "first_nonfinite(f)": lambda *x: sonde.first_nonfinite(f, *x),
+    "compare(f, g)": lambda *x: tools.compare(f, f, *x),
+    "trace_back(f, predicate)": lambda *x: tools.trace_back(f, jnp.isnan, *x),
+    "saved_residuals(f)": lambda *x: tools.saved_residuals(f, *x),
+    "example_grad_norms(loss)": lambda *x: tools.example_grad_norms(f, *x),
+    "attention_heads(f)": lambda *x: tools.attention_heads(f, *(x or ("h",))),
+    "logit_lens(f)": lambda *x: tools.logit_lens(f, *x, readout=f),
+    "attribute(f)": lambda *x: tools.attribute(f, *x),
+    "examine(f)": lambda *x: examine(f, *x),
+}
+
+
+@pytest.mark.parametrize("written", TOOLS)
+def test_tools_are_called_in_two_steps(written):
+    name, _, _ = written.partition("(")
+    with pytest.raises(TypeError, match=rf"call what it returns: {name}\([\w, ]*\)\(x\)"):
+        TOOLS[written](X)
+    for use in (lambda: TOOLS[written]()["h"], lambda: TOOLS[written]().path):
+        with pytest.raises((TypeError, AttributeError), match=rf"{re.escape(written)} is a function.*call it first"):
+            use()
+
+
+def test_misspelled_names_have_the_nearest():
+    with pytest.raises(AttributeError, match="no attribute 'patch_swep'; nearest: patch_sweep"):
+        tools.patch_swep
+    with pytest.raises(AttributeError, match="no attribute 'captrue'; nearest: capture"):
+        sonde.captrue
 
 
 def test_captures_are_functions_for_all_that_takes_functions():

@@ -144,6 +144,12 @@ def check_pattern(pattern: object, verb: str = "capture") -> Pattern:
     )
 
 
+def check_patterns(patterns: Pattern | Iterable[object], verb: str) -> tuple[Pattern, ...]:
+    """One or several patterns, checked as by `check_pattern`."""
+    several = (patterns,) if isinstance(patterns, str) or callable(patterns) else patterns
+    return tuple(check_pattern(pattern, verb) for pattern in several)
+
+
 def short_repr(thing: object) -> str:
     """A few words for an object in a message: never all of a model or an array."""
     kind = f"{type(thing).__module__}.{type(thing).__qualname__}".removeprefix("builtins.")

@@ -188,7 +188,7 @@ class Record:
 
     def _only(self, found: tuple[Any, ...], what: str) -> Any:
         if what == "grads" and not found:
-            why = "no backward pass went through it"
+            why = "no backward pass went through it; capture a function that differentiates, such as jax.grad(f)"
             if not any(call.site.grads for call in self._calls):
                 why = "capture with `grads=True`"
                 if any(call.site.in_place for call in self._calls):

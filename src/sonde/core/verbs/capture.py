@@ -13,7 +13,7 @@ import numpy as np
 
 from sonde import _jax
 from sonde.core.interpret.recording import Recording, Reduce
-from sonde.core.marks.path import Pattern, check_pattern, short_repr
+from sonde.core.marks.path import Pattern, check_patterns, short_repr
 from sonde.core.modules.roots import ModelsOfCall, models_of_call
 from sonde.core.records.build import make_records
 from sonde.core.records.partial_records import attach_records
@@ -74,7 +74,7 @@ def capture(
         ((3,), (3,))
     """
     check_callable(f, "capture")
-    patterns = tuple(map(check_pattern, patterns))
+    patterns = check_patterns(patterns, "capture")
     if isinstance(last, bool) or not isinstance(last, int | np.integer):
         raise TypeError(f"capture(last=...) must be a number of iterations, got {last!r} of type {type(last).__name__}")
     if last < 1:

@@ -137,7 +137,7 @@ def edit(
         given: Mapping[Any, Any] = edits.stacked
     else:
         given = edits
-    chosen = {check_pattern(p): e if isinstance(e, Edit) else Edit(e) for p, e in given.items()}
+    chosen = {check_pattern(p, "edit"): e if isinstance(e, Edit) else Edit(e) for p, e in given.items()}
     plan, values = _plan_of(chosen)
     jitted = _jax.jit_options(f)
     if jitted is None:

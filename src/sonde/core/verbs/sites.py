@@ -14,7 +14,7 @@ import numpy as np
 from sonde import _jax
 from sonde._array_text import counted, describe, indexed, short_place
 from sonde.core.marks.axes import Axis
-from sonde.core.marks.path import NOTHING_MARKED, Pattern, check_pattern
+from sonde.core.marks.path import NOTHING_MARKED, Pattern, check_patterns
 from sonde.core.records.collections import Rows
 from sonde.core.records.layout import CallSpec
 from sonde.core.records.record import Records
@@ -159,7 +159,7 @@ def sites(f: Callable, *patterns: Pattern, grads: bool = False, inside: object =
     """
     check_callable(f, "sites")
     request = inside_request(inside)
-    patterns = tuple(check_pattern(pattern, "sites") for pattern in patterns)
+    patterns = check_patterns(patterns, "sites")
     capture(f, *patterns, grads=grads, inside=request)  # for its checks
 
     def listed(*args: Any, **kwargs: Any) -> Sites:

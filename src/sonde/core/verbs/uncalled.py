@@ -6,19 +6,24 @@ import functools
 import inspect
 import types
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
+from sonde._array_text import counted
 from sonde.core.modules.index import module_kind
 from sonde.core.session.inside_protocol import InsideRequest
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Uncalled:
     """A function that a verb such as `capture` has returned. Used as if it were the result, it says to call it."""
 
-    def __init__(self, verb: str, call: Callable[..., Any]) -> None:
+    def __init__(self, verb: str, call: Callable[..., Any], arguments: str = "f") -> None:
         functools.update_wrapper(self, call)
         self.__wrapped__ = getattr(call, "__wrapped__", call)
         self._verb = verb
+        self._arguments = arguments  # of the verb
         self._call = call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -49,8 +54,31 @@ class Uncalled:
         return f"<{self._verb} of {getattr(self, '__qualname__', '?')}>"
 
     def _advice(self) -> str:
-        returns = "(result, records)" if self._verb == "capture" else f"the {self._verb}"
-        return f"{self._verb}(f) is a function that returns {returns}; call it first: {self._verb}(f)(x)"
+        returns = {"capture": "(result, records)", "sites": "the sites"}.get(self._verb, "what it finds")
+        call = f"{self._verb}({self._arguments})"
+        return f"{call} is a function that returns {returns}; call it first: {call}(x)"
+
+
+def two_steps(verb: Callable[P, R]) -> Callable[P, R]:
+    """A verb that is called as `verb(f)(x)`: the errors for `verb(f, x)` and for `verb(f)["h"]` say so."""
+    parameters = inspect.signature(verb).parameters.values()
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    taken = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    written = f"{verb.__name__}({', '.join(taken)})"
+
+    @functools.wraps(verb)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        if len(args) > len(taken) and not takes_any:
+            raise TypeError(
+                f"{written} takes {counted(len(taken), 'argument')}, got {len(args)}; to run it, call what it "
+                f"returns: {written}(x)"
+            )
+        call: Any = verb(*args, **kwargs)
+        if isinstance(call, types.FunctionType):
+            call = Uncalled(verb.__name__, call, ", ".join(taken))
+        return call
+
+    return checked
 
 
 def nothing_recorded(f: Any, inside: InsideRequest | None) -> str:

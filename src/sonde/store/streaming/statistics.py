@@ -27,7 +27,7 @@ from sonde.core import (
     StaticPart,
     capture,
     check_callable,
-    check_pattern,
+    check_patterns,
     inside_request,
     static_and_arrays,
 )
@@ -236,7 +236,7 @@ def statistics(
         (array([ 8., 10.]), 12)
     """
     check_callable(f, "statistics")
-    patterns = tuple(map(check_pattern, patterns))
+    patterns = check_patterns(patterns, "statistics")
     asked = inside_request(inside)
     options = _Options(patterns, keep, row_axes, covariance, histogram, samples, seed, reduce, grads, asked)
     run = JitByStaticPart(options.sums)

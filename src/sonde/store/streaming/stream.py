@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde._renames import accepts_old_keywords
-from sonde.core import Pattern, check_callable, check_pattern
+from sonde.core import Pattern, check_callable, check_patterns
 from sonde.errors import StoreError
 from sonde.store.writing.program import BatchOutcome, BatchProgram, ToStore, what_fits
 
@@ -62,7 +62,7 @@ def stream(
     if size < 1 or row_axes < 1:
         raise ValueError(f"stream: size and row_axes must be at least 1, got size={size}, row_axes={row_axes}")
     dtype = None if dtype is None else jnp.dtype(dtype)
-    wanted = ToStore(f, tuple(map(check_pattern, patterns)), dtype, reduce, keep=keep, inside=inside)
+    wanted = ToStore(f, check_patterns(patterns, "stream"), dtype, reduce, keep=keep, inside=inside)
     return _dealt(
         BatchProgram(wanted), batches, size, seed if shuffle else None, max(window or 16 * size, size), row_axes
     )

@@ -24,7 +24,7 @@ from sonde.core import (
     StaticPart,
     capture,
     check_callable,
-    check_pattern,
+    check_patterns,
     inside_request,
     static_and_arrays,
 )
@@ -137,7 +137,7 @@ def program_for(
     """The program of a call of `harvest` or `repair`, after checking its arguments; options are those of `ToStore`."""
     check_callable(f, verb)
     stored_dtype = None if dtype is None else jnp.dtype(dtype)
-    return BatchProgram(ToStore(f, tuple(map(check_pattern, patterns)), stored_dtype, **options))
+    return BatchProgram(ToStore(f, check_patterns(patterns, verb), stored_dtype, **options))
 
 
 def with_first(batches: Iterable[Any], verb: str) -> tuple[Any, Iterator[Any]]:

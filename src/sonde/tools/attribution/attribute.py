@@ -22,10 +22,11 @@ from sonde.core import (
     Pattern,
     Record,
     StaticPart,
-    capture,
     check_callable,
+    check_patterns,
     inside_request,
     static_and_arrays,
+    two_steps,
     wrapped_like,
 )
 from sonde.tools.attribution.integrated_gradients import is_inexact, mean_gradients
@@ -73,6 +74,7 @@ class Attribution(ByPath[tuple[Any, ...]], Drawn):
         return WholePaths(table)
 
 
+@two_steps
 def attribute(
     f: Callable[P, R],
     *patterns: Pattern,
@@ -121,7 +123,7 @@ def attribute(
     if steps < 1:
         raise ValueError(f"attribute: steps must be at least 1, got {steps}")
     asked = inside_request(inside)
-    capture(f, *patterns, inside=asked)  # for its checks
+    patterns = check_patterns(patterns, "attribute")
     by = _by_gradient if method == "gradient" else _integrated
     other = None if isinstance(baseline, (int, float)) else (baseline if isinstance(baseline, tuple) else (baseline,))
     run = functools.partial(by, patterns, metric, baseline if other is None else None, steps, asked)

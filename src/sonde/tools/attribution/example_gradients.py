@@ -13,9 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sonde.core import JitByStaticPart, StaticPart, check_callable, static_and_arrays
+from sonde.core import JitByStaticPart, StaticPart, check_callable, static_and_arrays, two_steps
 
 
+@two_steps
 def example_grad_norms(loss: Callable[[Any, Any], Any], *, chunk: int = 1) -> Callable[[Any, Any], jax.Array]:
     """A compiled function that returns the norm of the gradient of every example.
 

@@ -17,7 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde._renames import accepts_old_keywords
-from sonde.core import ByPath, Pattern, check_callable, check_pattern, glob_matches, inside_request, wrapped_like
+from sonde.core import (
+    ByPath,
+    Pattern,
+    check_callable,
+    check_patterns,
+    glob_matches,
+    inside_request,
+    two_steps,
+    wrapped_like,
+)
 from sonde.tools.execution.record_values import Seen
 from sonde.tools.execution.unbatched import seen_whole
 from sonde.tools.reading.heatmap import Drawn, Heat, by_last_axis
@@ -71,6 +80,7 @@ class LogitAttribution(ByPath[jax.Array], Drawn):
         return WholePaths(table)
 
 
+@two_steps
 @accepts_old_keywords("sonde.tools.logit_attribution")
 def logit_attribution(
     f: Callable[P, Any],
@@ -122,7 +132,7 @@ def logit_attribution(
     """
     check_callable(f, "logit_attribution")
     check_callable(readout, "logit_attribution")
-    chosen = tuple(map(check_pattern, components))
+    chosen = check_patterns(components, "logit_attribution")
     asked = inside_request(inside)
     matrices = dict(writes or {})
 

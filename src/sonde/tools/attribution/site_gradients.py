@@ -22,9 +22,11 @@ from sonde.core import (
     Where,
     capture,
     check_callable,
+    check_patterns,
     inside_request,
     put_by_rule,
     static_and_arrays,
+    two_steps,
     wrapped_like,
 )
 from sonde.tools.attribution.integrated_gradients import is_inexact
@@ -33,6 +35,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@two_steps
 def site_gradients(
     f: Callable[P, R], *patterns: Pattern, metric: Callable[[R], Any] | None = None, inside: object = None
 ) -> Callable[P, tuple[Any, Records]]:
@@ -66,7 +69,7 @@ def site_gradients(
     """
     check_callable(f, "site_gradients")
     asked = inside_request(inside)
-    capture(f, *patterns, inside=asked)  # for its checks
+    patterns = check_patterns(patterns, "site_gradients")
     compiled = JitByStaticPart(functools.partial(_run, patterns, metric, asked))
 
     def with_gradients(*args: P.args, **kwargs: P.kwargs) -> tuple[Any, Records]:

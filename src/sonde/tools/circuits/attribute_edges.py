@@ -15,11 +15,10 @@ from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, overload, runt
 import jax
 import numpy as np
 
-from sonde.core import JitByStaticPart, Pattern, check_callable, inside_request, static_and_arrays
+from sonde.core import JitByStaticPart, Pattern, check_callable, check_patterns, inside_request, static_and_arrays
 from sonde.tools.circuits.edge_runs import Asked
 from sonde.tools.circuits.edge_scores import METHODS, Method, Scores, scores
 from sonde.tools.circuits.pruning import Curve, Pruned, Search
-from sonde.tools.execution.record_values import patterns_in
 from sonde.tools.reading.heatmap import Drawn, Heat
 
 P = ParamSpec("P")
@@ -327,9 +326,9 @@ def attribute_edges(
             f"attribute_edges: {type(f).__name__!r} does not say where its components write and read, as the decoders "
             "of sonde.models do; name senders and receivers"
         )
-    sending, receiving = patterns_in(senders), patterns_in(receivers)
+    sending, receiving = check_patterns(senders, "attribute_edges"), check_patterns(receivers, "attribute_edges")
     asked = Asked(sending, receiving, dict(split or {}), metric, inside_request(inside))
-    first = sending[:1] if inputs is None else patterns_in(inputs)
+    first = sending[:1] if inputs is None else check_patterns(inputs, "attribute_edges")
     return EdgeAttribution(f, asked, baseline, method, steps, first)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from sonde._array_text import counted, short_place
 from sonde._renames import accepts_old_keywords
-from sonde.core import Badges, Leaf, Pattern, inside_request, tree_html, wrapped_like
+from sonde.core import Badges, Leaf, Pattern, check_patterns, inside_request, tree_html, two_steps, wrapped_like
 from sonde.port.difference import Distance, distance, epsilon, wide
 from sonde.port.parting import Parting, find_parting
 from sonde.tools.comparison.differences import Drift, Tolerance, judge
@@ -157,6 +157,7 @@ def _leaf(drift: Drift) -> Leaf:
     )
 
 
+@two_steps
 @accepts_old_keywords("sonde.tools.compare")
 def compare(
     f: Any,
@@ -212,6 +213,7 @@ def compare(
         >>> print(compare(lambda x: model(x, jnp.bfloat16), model)(jnp.ones(4)).first)
         None
     """
+    patterns = check_patterns(patterns, "compare")
     first, second = (side_of(x, patterns, bool(grads), inside_request(inside)) for x in (f, g))
     given = _given_paths(match_paths)
 

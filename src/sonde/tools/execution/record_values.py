@@ -23,7 +23,6 @@ from sonde.core import (
     Records,
     Site,
     arrays_in,
-    check_pattern,
     glob_matches,
     matches,
 )
@@ -170,12 +169,6 @@ def chooses(pattern: Pattern, record: Record) -> bool:
     if isinstance(pattern, str):
         return glob_matches(pattern, record.path)
     return any(matches(pattern, site.at(record.path)) for site in record.sites)
-
-
-def patterns_in(patterns: Pattern | Sequence[Pattern]) -> tuple[Pattern, ...]:
-    """One pattern or several, checked, as a tuple."""
-    several = (patterns,) if isinstance(patterns, str) or callable(patterns) else tuple(patterns)
-    return tuple(map(check_pattern, several))
 
 
 def check_numbers(tree: Any, verb: str) -> None:

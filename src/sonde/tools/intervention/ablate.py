@@ -13,7 +13,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from sonde._renames import accepts_old_keywords
-from sonde.core import Edit, Pattern, Record, check_callable, edit, glob_matches, no_such_site
+from sonde.core import Edit, Pattern, Record, check_callable, check_patterns, edit, glob_matches, no_such_site
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -73,6 +73,7 @@ def ablate(
         [1. 1. 5.] [6. 6. 6.]
     """
     check_callable(f, "ablate")
+    patterns = check_patterns(patterns, "ablate")
     if not patterns:
         raise ValueError("ablate needs at least one pattern, such as 'blocks/3/attn'")
     if isinstance(value, str) and value != "mean":

@@ -25,7 +25,7 @@ from sonde.core import (
     Where,
     capture,
     check_callable,
-    check_pattern,
+    check_patterns,
     inside_request,
     put_by_rule,
     static_and_arrays,
@@ -134,7 +134,8 @@ def patch_paths(
     """
     check_callable(f, "patch_paths")
     check_callable(metric, "patch_paths")
-    sending, receiving, held = (_several(p) for p in (senders, receivers, senders if frozen is None else frozen))
+    of_roles = (senders, receivers, senders if frozen is None else frozen)
+    sending, receiving, held = (check_patterns(patterns, "patch_paths") for patterns in of_roles)
     if not sending or not receiving:
         raise ValueError("patch_paths needs senders and receivers: a pattern or several of each")
     request = inside_request(inside)
@@ -146,11 +147,6 @@ def patch_paths(
         return Paths({pair: score for (_, pair), score in sorted(scores.items())}, of_clean, of_corrupt)
 
     return paths
-
-
-def _several(patterns: Pattern | Sequence[Pattern]) -> tuple[Pattern, ...]:
-    found = (patterns,) if isinstance(patterns, str) or callable(patterns) else tuple(patterns)
-    return tuple(map(check_pattern, found))
 
 
 @dataclasses.dataclass(frozen=True)

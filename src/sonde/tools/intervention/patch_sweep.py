@@ -33,7 +33,7 @@ from sonde.core import (
     arrays_in,
     by_identity,
     check_callable,
-    check_pattern,
+    check_patterns,
     inside_request,
     kept_with,
     static_and_arrays,
@@ -109,7 +109,7 @@ def patch_sweep(
     """
     check_callable(f, "patch_sweep")
     check_callable(metric, "patch_sweep")
-    patterns = tuple(check_pattern(pattern, "patch_sweep") for pattern in patterns)
+    patterns = check_patterns(patterns, "patch_sweep")
     if not patterns:
         raise ValueError("patch_sweep needs at least one pattern, such as 'blocks/*/attn'")
     axes = checked_axes(axis)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec
 
 from sonde._array_text import short_place
-from sonde.core import check_callable, inside_request, wrapped_like
+from sonde.core import check_callable, inside_request, two_steps, wrapped_like
 from sonde.why import explain
 from sonde.why.naming import iteration_of, site_of
 from sonde.why.search import Answer, search
@@ -171,6 +171,7 @@ def _error_text(error: Exception) -> str:
     return text if len(lines) <= _MOST_ERROR_LINES else f"{type(error).__name__}: {(own or lines)[-1]}"
 
 
+@two_steps
 def first_nonfinite(
     f: Callable[P, Any], *, context: int = 5, inside: object = None, discarded: bool = False
 ) -> Callable[P, NonFinite | None]:

@@ -24,11 +24,12 @@ from sonde.core import (
     arrays_in,
     attach_records,
     check_callable,
-    check_pattern,
+    check_patterns,
     inside_request,
     make_records,
     run_with,
     tree_html,
+    two_steps,
     wrapped_like,
 )
 from sonde.tools.execution.deferred_reduce import KeepingSmall
@@ -169,6 +170,7 @@ class Summary(Rows[Row], Drawn):
         return WholePaths(table)
 
 
+@two_steps
 def summarize(
     f: Callable[P, Any], *patterns: Pattern, grads: bool = False, inside: object = None
 ) -> Callable[P, Summary]:
@@ -200,7 +202,7 @@ def summarize(
     """
     check_callable(f, "summarize")
     asked = inside_request(inside)
-    chosen = tuple(map(check_pattern, patterns))
+    chosen = check_patterns(patterns, "summarize")
 
     def summarized(*args: P.args, **kwargs: P.kwargs) -> Summary:
         made: list[KeepingSmall] = []

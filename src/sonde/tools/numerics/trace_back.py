@@ -16,7 +16,7 @@ import numpy as np
 
 from sonde import _jax
 from sonde._array_text import short_place
-from sonde.core import check_callable, inside_request, wrapped_like
+from sonde.core import check_callable, inside_request, two_steps, wrapped_like
 from sonde.why import explain
 from sonde.why.naming import iteration_of, site_of
 from sonde.why.search import search
@@ -113,6 +113,7 @@ class _Asked:
         return xp.where(xp.asarray(self._predicate(values)), 1, 0)
 
 
+@two_steps
 def trace_back(f: Callable[P, Any], predicate: Predicate, *, inside: object = None) -> Callable[P, TracedBack | None]:
     """A function that runs `f` and finds the operation that made the predicate true for one of its results.
 

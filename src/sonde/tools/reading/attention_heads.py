@@ -16,7 +16,7 @@ import numpy as np
 
 from sonde._array_text import indexed
 from sonde._renames import accepts_old_keywords
-from sonde.core import Pattern, check_callable, check_pattern, inside_request, wrapped_like
+from sonde.core import Pattern, check_callable, check_patterns, inside_request, two_steps, wrapped_like
 from sonde.tools.execution.unbatched import seen_whole
 from sonde.tools.reading.heatmap import Drawn, Heat
 
@@ -81,6 +81,7 @@ class HeadScores(Drawn):
         return WholePaths(table)
 
 
+@two_steps
 @accepts_old_keywords("sonde.tools.attention_heads")
 def attention_heads(
     f: Callable[P, Any], *patterns: Pattern, token_ids: Callable[..., Any] | None = None, inside: object = None
@@ -113,7 +114,7 @@ def attention_heads(
         [('weights', 0, 1.0)]
     """
     check_callable(f, "attention_heads")
-    chosen = tuple(map(check_pattern, patterns))
+    chosen = check_patterns(patterns, "attention_heads")
     if not chosen:
         raise ValueError("attention_heads needs the sites of attention weights, such as 'blocks/*/attn/weights'")
     asked = inside_request(inside)

@@ -30,7 +30,7 @@ from sonde.core import (
     arrays_in,
     capture,
     check_callable,
-    check_pattern,
+    check_patterns,
     inside_request,
     put_by_rule,
     static_and_arrays,
@@ -85,7 +85,8 @@ def jacobian_lens(
         raise ValueError("jacobian_lens: name the sites of the stream, such as blocks/*/out")
     if skip < 0 or batch < 1:
         raise ValueError(f"jacobian_lens: skip is at least 0 and batch at least 1, got {skip} and {batch}")
-    return JacobianLens(f, tuple(map(check_pattern, patterns)), check_pattern(last), skip, batch, inside)
+    sites, (last_site,) = (check_patterns(given, "jacobian_lens") for given in (patterns, last))
+    return JacobianLens(f, sites, last_site, skip, batch, inside)
 
 
 class JacobianLens(Generic[P]):

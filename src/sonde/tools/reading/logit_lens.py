@@ -21,8 +21,9 @@ from sonde.core import (
     arrays_in,
     capture_only,
     check_callable,
-    check_pattern,
+    check_patterns,
     inside_request,
+    two_steps,
     wrapped_like,
 )
 from sonde.tools.execution.record_values import each_seen
@@ -159,6 +160,7 @@ class Lens(ByPath[Reading], Drawn):
         return WholePaths(self.table())
 
 
+@two_steps
 def logit_lens(
     f: Callable[P, Any],
     *patterns: Pattern,
@@ -216,7 +218,7 @@ def logit_lens(
         return [tokens, jnp.exp(best), entropy]
 
     read_mapped = jax.jit(lambda own, value: read(LensMap(*own)(value)))
-    chosen = tuple(map(check_pattern, patterns)) or tuple(maps or ())
+    chosen = check_patterns(patterns, "logit_lens") or tuple(maps or ())
     asked = inside_request(inside)
 
     def lens(*args: P.args, **kwargs: P.kwargs) -> Lens:

@@ -23,7 +23,7 @@ from sonde.core import (
     arrays_in,
     capture,
     check_callable,
-    check_pattern,
+    check_patterns,
     inside_request,
     static_and_arrays,
 )
@@ -75,7 +75,7 @@ def tuned_lens(
     # Where the lens is right already, slopes are rounding noise, which the usual epsilon would make whole steps of.
     optimizer = optax.adam(learning_rate, eps=1e-6)
     of_result = logits or (lambda result: result)
-    sites = tuple(map(check_pattern, patterns))
+    sites = check_patterns(patterns, "tuned_lens")
     step = JitByStaticPart(functools.partial(_step, sites, readout, of_result, optimizer, asked))
 
     def trained(batches: Iterable[Any]) -> LensMaps:

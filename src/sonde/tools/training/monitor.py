@@ -385,7 +385,7 @@ def monitor(
         if isinstance(names, str):
             raise TypeError(f"monitor: {pattern!r} needs a list of statistics, got the string {names!r}")
         check_names([n.removeprefix(_GRADIENT) for n in names], f"monitor of {pattern!r}", _SCALARS)
-        wanted[check_pattern(pattern)] = tuple(names)
+        wanted[check_pattern(pattern, "monitor")] = tuple(names)
     several = (writers,) if isinstance(writers, (str, Path)) or callable(writers) else tuple(writers)
     writers = [json_lines(w) if isinstance(w, (str, Path)) else w for w in several]
     for rule in rules:

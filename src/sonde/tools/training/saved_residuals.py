@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from sonde import _jax
 from sonde._array_text import indexed, short_place
-from sonde.core import Rows, check_callable, in_notebook, wrapped_like
+from sonde.core import Rows, check_callable, in_notebook, two_steps, wrapped_like
 from sonde.programs.flat import Equation, Level, flatten
 from sonde.why import place_of
 
@@ -100,6 +100,7 @@ def bytes_text(count: int) -> str:
     return f"{count} bytes" if power == 0 else f"{count / 2 ** (10 * power):.1f} {_UNITS[power]}"
 
 
+@two_steps
 def saved_residuals(
     f: Callable[..., Any], *, policy: Callable[..., bool] | None = None, remat: bool = False
 ) -> Callable[..., Residuals]:
