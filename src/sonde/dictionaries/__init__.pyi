@@ -1,8 +1,8 @@
 """The public names of `sonde.dictionaries`, each with the module that has it."""
 
-from sonde.dictionaries.attribution_graph import attribution_graph as attribution_graph
 from sonde.dictionaries.cross_layer import CrossLayerTranscoder as CrossLayerTranscoder
 from sonde.dictionaries.dictionary import Dictionary as Dictionary
+from sonde.dictionaries.feature_attribution import attribution_graph as attribution_graph
 from sonde.dictionaries.feature_graph import FeatureGraph as FeatureGraph
 from sonde.dictionaries.feature_graph import GraphNode as GraphNode
 from sonde.dictionaries.figures import Figures as Figures

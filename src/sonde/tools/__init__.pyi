@@ -36,11 +36,17 @@ from sonde.tools.reading.extract import extract as extract
 from sonde.tools.reading.jacobian_lens import jacobian_lens as jacobian_lens
 from sonde.tools.reading.lens_maps import LensMap as LensMap
 from sonde.tools.reading.lens_maps import LensMaps as LensMaps
+from sonde.tools.reading.logit_effects import LogitEffects as LogitEffects
+from sonde.tools.reading.logit_effects import logit_effects as logit_effects
 from sonde.tools.reading.logit_lens import Lens as Lens
 from sonde.tools.reading.logit_lens import Reading as Reading
 from sonde.tools.reading.logit_lens import logit_lens as logit_lens
 from sonde.tools.reading.probe import Probe as Probe
 from sonde.tools.reading.probe import probe as probe
+from sonde.tools.reading.top_examples import Example as Example
+from sonde.tools.reading.top_examples import TopExamples as TopExamples
+from sonde.tools.reading.top_examples import UnitExamples as UnitExamples
+from sonde.tools.reading.top_examples import top_examples as top_examples
 from sonde.tools.reading.tuned_lens import tuned_lens as tuned_lens
 from sonde.tools.training.monitor import Monitored as Monitored
 from sonde.tools.training.monitor import monitor as monitor

@@ -100,6 +100,7 @@ def probe(
     labels: ArrayLike,
     *patterns: str,
     C: float = 1.0,
+    units: int | None = None,
     test_fraction: float = 0.2,
     seed: int = 0,
     max_steps: int = 100,
@@ -112,6 +113,8 @@ def probe(
         labels: A label for each row, of any type that can be compared.
         *patterns: Which paths; all by default.
         C: The inverse of the penalty on large weights, as in scikit-learn.
+        units: How many units the classifier may use: those whose means differ most between the labels, in the rows
+            that it is fitted to (sparse probing); the weights of all others are zero. All, if None.
         test_fraction: The share of the rows to hold out for the accuracy.
         seed: Chooses the held-out rows.
         max_steps: How many steps a fit takes at most.
@@ -137,6 +140,8 @@ def probe(
         raise ValueError(
             f"probe needs one label per row and at least two different labels; got {len(classes)} in {labels.shape}"
         )
+    if units is not None and units < 1:
+        raise ValueError(f"probe: units= is at least 1, got {units}")
     if not 0 < test_fraction < 1:
         raise ValueError(f"probe(test_fraction=...) is a share of the rows, between 0 and 1, got {test_fraction}")
     arrays = {}
@@ -153,6 +158,8 @@ def probe(
     for width in dict.fromkeys(array.shape[1] for array in arrays.values()):  # sites of one width are one call
         mine = [path for path in paths if arrays[path].shape[1] == width]
         x = np.stack([arrays[path] for path in mine])
+        if units is not None:
+            x = np.where(_telling_units(x[:, fitted], numbers[fitted], units)[:, None], x, 0)
         fit = _fit(
             jnp.asarray(x[:, fitted], jnp.float32),
             jnp.asarray(numbers[fitted]),
@@ -168,6 +175,15 @@ def probe(
             train_accuracy[path], accuracy[path] = float(found[3]), float(found[4])
     baseline = float(np.mean(numbers[apart] == np.bincount(numbers[fitted]).argmax()))
     return Probe(paths, classes, accuracy, train_accuracy, weights, bias, baseline, steps)
+
+
+def _telling_units(x: np.ndarray, numbers: np.ndarray, units: int) -> np.ndarray:
+    """For each site, which units have means that differ most between the labels: sites by units."""
+    means = np.stack([x[:, numbers == label].mean(1) for label in np.unique(numbers)])
+    order = np.argsort(-np.ptp(means, 0), 1, kind="stable")
+    chosen = np.zeros(means.shape[1:], bool)
+    np.put_along_axis(chosen, order[:, :units], True, 1)
+    return chosen
 
 
 @functools.partial(jax.jit, static_argnames=("n_classes", "max_steps"))
