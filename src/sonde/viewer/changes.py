@@ -61,10 +61,15 @@ class Change:
         """Whether it changes the gradient and not the value."""
         return self.kind == "gradient"
 
-    @property
-    def text(self) -> str:
-        """What it does, in words, for the list on the page."""
-        where = ", ".join(f"axis {axis}: {_listed(at)}" for axis, at in self.chosen)
+    def text(self, axes: Sequence[str] = ()) -> str:
+        """What it does, in words, for the list on the page.
+
+        Args:
+            axes: The names of the axes of the value.
+        """
+        where = ", ".join(
+            f"{axes[axis] if axis < len(axes) else f'axis {axis}'} {_listed(at)}" for axis, at in self.chosen
+        )
         verb = {
             "ablate": "zero",
             "scale": f"multiply by {self.factor:g}",
@@ -73,7 +78,7 @@ class Change:
             "steer": f"add {self.factor:g} times the difference to {self.prompt!r}",
             "gradient": f"multiply the gradient by {self.factor:g}",
         }[self.kind]
-        return f"{self.path}{f' ({where})' if where else ''}: {verb}"
+        return f"{self.path}{f', {where}' if where else ''}: {verb}"
 
 
 def _listed(indices: Sequence[int]) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from sonde import models
 from sonde.report.plain_json import number
+from sonde.tools import attribute_edges, compare
 from sonde.tools.numerics.families import family, natural
 from sonde.viewer.changes import Change, as_python, changed
 from sonde.viewer.looking import explained_number
@@ -18,6 +19,7 @@ from sonde.viewer.operations import Job, changes_of, operation, packed
 from sonde.viewer.runs import Runs
 
 _MOST_TOKENS = 512
+_MOST_EDGES = 2000
 
 
 @operation
@@ -37,7 +39,13 @@ def python(job: Job, subject: str, prompt: str | None = None, changes: Any = ())
         lead = f"args = (jnp.asarray([{runs.subject.token_ids(prompt)}]), *args[1:])  # {prompt!r}\n"
     code = as_python(made, layouts, inputs)
     head, _, body = code.partition("\n\n")
-    return {"code": f"{head}\n\n{lead}{body}", "texts": [change.text for change in every]}
+    return {"code": f"{head}\n\n{lead}{body}", "texts": [_text(runs, prompt, change) for change in every]}
+
+
+def _text(runs: Runs, prompt: str | None, change: Change) -> str:
+    """A change in words, with the names of the axes; for a site that is not there, with their numbers."""
+    names = {(a.path, a.call): a.axes for a in runs.arrays(prompt)}
+    return change.text(names.get((change.path, change.call), ()))
 
 
 @operation
@@ -125,6 +133,94 @@ def _sweep_code(layers: Sequence[str], array: Any, axis: int | None, kind: str, 
         f"for path in {list(layers)}:\n    for unit in range({1 if axis is None else array.shape[axis]}):\n"
         f"        result = sonde.tools.ablate(f, path{value}{units})(*args)"
     )
+
+
+@operation
+def comparison(job: Job, subject: str, other: str, prompt: str | None = None) -> dict[str, Any]:
+    """Where two programs differ on the same input: every value that both have, and the first that differs."""
+    runs, second = job.runs(subject), job.runs(other)
+    args = runs.subject.arguments(prompt)
+
+    def compute() -> Any:
+        with runs.lock, second.lock:
+            found = compare(runs.subject.f, second.subject.f, grads=False, inside=runs.subject.inside)(
+                *args, **runs.subject.kwargs
+            )
+        first = found.first
+        return {
+            "drifts": [
+                {
+                    "path": drift.path,
+                    "place": drift.place,
+                    "second": drift.second or drift.path,
+                    "rel_norm": number(drift.rel_norm),
+                    "max_abs": number(drift.max_abs),
+                    "differs": drift.differs,
+                    "note": drift.note,
+                    "is_result": drift.result,
+                }
+                for drift in (*found.drifts, *found.results)
+            ],
+            "first": None if first is None else {"path": first.path, "text": str(first)},
+            "only_first": sorted({path for path, _ in found.only_first}),
+            "only_second": sorted({path for path, _ in found.only_second}),
+            "unchecked": list(found.unchecked),
+            "parting": None if found.parting is None else str(found.parting),
+        }
+
+    return runs.remembered(("comparison", other, prompt), compute)
+
+
+@operation
+def edges(
+    job: Job,
+    subject: str,
+    other: str = "",
+    explained: Any = None,
+    prompt: str | None = None,
+    share: float = 0.5,
+) -> dict[str, Any]:
+    """The graph of a model: which component feeds which, by `attribute_edges`, and how faithful the strongest edges are.
+
+    Args:
+        job: The question.
+        subject: The program.
+        other: The prompt of the other run, with the same number of tokens; empty: zeros take its place.
+        explained: Which logit or difference is explained.
+        prompt: The prompt.
+        share: The share of all scores that the edges have whose faithfulness is measured.
+    """
+    runs = job.runs(subject)
+    language = runs.subject.language
+    if language is None or language.model is None:
+        raise ValueError("the graph needs a model of `sonde.models`, whose components are known")
+    senders, receivers, heads = language.model.circuit_sites()
+    position, tokens, signs = explained_number(runs, prompt, explained or {})
+    key = ("edges", prompt, other, position, tokens.tobytes(), signs.tobytes())
+
+    def compute() -> Any:
+        first, second = map(int, tokens)
+
+        def metric(logits: Any) -> Any:
+            return logits[0, position, first] * signs[0] + logits[0, position, second] * signs[1]
+
+        baseline = runs.subject.arguments(other) if other else 0
+        with runs.lock:
+            options: dict[str, Any] = {"metric": metric, "baseline": baseline}
+            return attribute_edges(language.model, senders, receivers, **options)(*runs.subject.arguments(prompt))
+
+    found = runs.remembered(key, compute)
+    kept = found.prune(share)
+    with runs.lock:
+        faithful = kept.measured() if len(kept) else 0.0
+    return {
+        "edges": [[edge.sender, edge.receiver, number(edge.score)] for edge in found[:_MOST_EDGES]],
+        "kept": len(kept),
+        "of": len(found),
+        "faithfulness": number(faithful),
+        "output": number(found.output),
+        "baseline": number(found.baseline),
+    }
 
 
 @operation

@@ -35,7 +35,7 @@ def hello(job: Job) -> dict[str, Any]:
     return {
         "versions": {"sonde": __version__, "jax": jax.__version__},
         "edges": plain(EDGES),
-        "subjects": [subject.card for subject in job.subjects.values()],
+        "subjects": [subject.card | {"name": name} for name, subject in job.subjects.items()],
     }
 
 
@@ -461,7 +461,7 @@ def attribution(
     return {
         "components": [
             {"path": path, "total": number(float(np.sum(x))), "units": packed(np.atleast_1d(x)) if np.ndim(x) else None}
-            for path, x in found.items()
+            for path, x in sorted(found.items(), key=lambda entry: natural(entry[0]))
         ],
         "output": number(float(output)),
         "position": position,

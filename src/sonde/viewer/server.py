@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 from sonde import _extras
 from sonde.report.failure import failure
-from sonde.viewer import experiments, looking  # noqa: F401  (they list their operations)
+from sonde.viewer import experiments, looking, training  # noqa: F401  (they list their operations)
 from sonde.viewer.operations import Cancelled, Job, answer
 
 Subjects = dict[str, Any]

@@ -9,16 +9,17 @@ export function card(title, content, { code = null, note = "", name = "picture" 
     "div",
     { class: "card" },
     el("div", { class: "card-head" }, el("h3", {}, title), tools),
-    note ? el("p", { class: "quiet note" }, note) : null,
+    note ? el("p", { class: "quiet caption" }, note) : null,
     body,
   );
   const drawing = () => body.querySelector("svg.chart, canvas");
   const button = (text, label, act) =>
     el("button", { class: "tool", type: "button", "aria-label": `${label}: ${title}`, on: { click: act } }, text);
-  tools.append(
-    button("SVG", "Save as SVG", () => saveSvg(drawing(), name)),
-    button("PNG", "Save as PNG", () => savePng(drawing(), name)),
-  );
+  if (drawing())
+    tools.append(
+      button("SVG", "Save as SVG", () => saveSvg(drawing(), name)),
+      button("PNG", "Save as PNG", () => savePng(drawing(), name)),
+    );
   if (code) {
     const copy = button("Python", "Copy as Python", async () => {
       await copyText(typeof code === "function" ? await code() : code);

@@ -1,6 +1,6 @@
 // The layers as readers: what the output layer would say at every layer, and what each component adds to a logit.
 
-import { el, heatMap, num, percent, plural, show } from "/static/shared.js";
+import { colorScale, el, heatMap, num, percent, plural, scaleLegend, show, svg, tip } from "/static/shared.js";
 import { addChange } from "/static/changeslist.js";
 import { card } from "/static/exporting.js";
 import { unpacked } from "/static/numbers.js";
@@ -13,19 +13,12 @@ export async function lensView(context) {
   const [layers, positions, k] = sure.shape;
   const best = (layer, position) => sure.data[(layer * positions + position) * k];
   const text = (layer, position, rank = 0) => visible(answer.texts[answer.tokens[layer][position][rank]]);
-  const values = Array.from({ length: layers }, (_, l) => Array.from({ length: positions }, (_, p) => best(l, p)));
-  const picture = heatMap({
-    title: "The best token at every layer and position",
-    values: [...values].reverse(),
-    rows: [...answer.layers].reverse(),
+  const picture = lensGrid({
+    rows: answer.layers.map((name, layer) => ({ name, layer })).reverse(),
     columns: context.tokens.map((token) => visible(token.text)),
-    column_title: "position",
-    row_title: "",
-    texts: values.map((row, l) => row.map((_, p) => text(l, p))).reverse(),
-    signed: false,
-    low: 0,
-    high: 1,
-    pick: (i, j) => update({ at: j === positions - 1 ? -1 : j, path: answer.layers[layers - 1 - i] }),
+    sure: best,
+    text,
+    pick: (layer, j) => update({ at: j === positions - 1 ? -1 : j, path: answer.layers[layer] }),
   });
   const { at } = current();
   const position = at < 0 ? positions + at : Math.min(at, positions - 1);
@@ -61,6 +54,58 @@ export async function lensView(context) {
     }),
     card("The best tokens by layer", el("div", { class: "scroll" }, ladder), { name: "logit-lens-table", code }),
   );
+}
+
+const CELL = { w: 74, h: 19, left: 108 };
+
+// A grid of words: a row for each layer, a column for each position; a cell is brighter the surer the layer is.
+function lensGrid({ rows, columns, sure, text, pick }) {
+  const scale = colorScale(0, 1, false);
+  const [width, height] = [CELL.left + columns.length * CELL.w, (rows.length + 1) * CELL.h + 6];
+  const root = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `The best token of ${rows.length} layers at ${columns.length} positions` });
+  root.style.width = `${width}px`;
+  root.style.maxWidth = "none";
+  const clipped = (word, n) => (word.length > n ? `${word.slice(0, n - 1)}…` : word);
+  columns.forEach((name, j) => root.append(svg("text", { x: CELL.left + (j + 0.5) * CELL.w, y: 12, "text-anchor": "middle" }, clipped(name, 11))));
+  rows.forEach(({ name, layer }, i) => {
+    const y = (i + 1) * CELL.h;
+    root.append(svg("text", { x: CELL.left - 8, y: y + 13, "text-anchor": "end" }, clipped(name, 17)));
+    columns.forEach((_, j) => {
+      const [r, g, b] = scale.color(sure(layer, j));
+      const cell = svg("rect", { x: CELL.left + j * CELL.w, y, width: CELL.w - 1, height: CELL.h - 1, rx: 2, fill: `rgb(${r} ${g} ${b})` });
+      const word = svg("text", { x: CELL.left + (j + 0.5) * CELL.w, y: y + 13, "text-anchor": "middle" }, clipped(text(layer, j), 11));
+      word.style.fill = 0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#16191c" : "#ffffff";
+      root.append(cell, word);
+    });
+  });
+  const place = (event) => {
+    const box = root.getBoundingClientRect();
+    const x = ((event.clientX - box.left) / box.width) * width - CELL.left;
+    const y = ((event.clientY - box.top) / box.height) * height - CELL.h;
+    const [i, j] = [Math.floor(y / CELL.h), Math.floor(x / CELL.w)];
+    return rows[i] && j >= 0 && j < columns.length ? [rows[i].layer, j] : null;
+  };
+  root.append(
+    svg("rect", {
+      class: "hit",
+      x: CELL.left,
+      y: CELL.h,
+      width: columns.length * CELL.w,
+      height: rows.length * CELL.h,
+      on: {
+        pointermove: (event) => {
+          const cell = place(event);
+          if (cell) tip.show(event, `${rows.find((row) => row.layer === cell[0]).name}, after ${columns[cell[1]]}\n${text(...cell)}: ${percent(sure(...cell))}`);
+        },
+        pointerleave: tip.hide,
+        click: (event) => {
+          const cell = place(event);
+          if (cell) pick(...cell);
+        },
+      },
+    }),
+  );
+  return el("div", {}, scaleLegend(scale, false), el("div", { class: "scroll-x" }, root));
 }
 
 const SHOWN = 14;

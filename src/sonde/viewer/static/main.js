@@ -4,11 +4,14 @@ import { buildTree, el, num, percent, show, svg } from "/static/shared.js";
 import { attentionView } from "/static/attention.js";
 import { changesList } from "/static/changeslist.js";
 import { Connection } from "/static/connection.js";
+import { compareView } from "/static/compare.js";
+import { edgesView } from "/static/edges.js";
 import { copyText } from "/static/exporting.js";
 import { findingsView } from "/static/findings.js";
 import { generateView } from "/static/generate.js";
 import { attributionView, lensView } from "/static/layers.js";
 import { siteView } from "/static/siteview.js";
+import { RunPage } from "/static/runview.js";
 import { activeChanges, current, onChange, runOf, update } from "/static/state.js";
 import { sweepView } from "/static/sweep.js";
 import { nextTokens, promptBox, resultLines, tokensLegend, tokenStrip, visible } from "/static/text.js";
@@ -20,6 +23,8 @@ const VIEWS = [
   { name: "lens", text: "Logit lens", draw: lensView, on: (card) => card.lens },
   { name: "attribution", text: "Attribution", draw: attributionView, on: (card) => card.attribution },
   { name: "sweep", text: "Sweep", draw: sweepView, on: () => true },
+  { name: "edges", text: "Graph", draw: edgesView, on: (card) => card.generates },
+  { name: "compare", text: "Compare", draw: compareView, on: (card) => context.cards.some((other) => other.kind === "program" && other.name !== card.name) },
   { name: "generate", text: "Generate", draw: generateView, on: (card) => card.generates },
   { name: "findings", text: "Findings", draw: findingsView, on: () => true },
 ];
@@ -30,6 +35,8 @@ const NEEDS = {
   lens: ["at"],
   attribution: ["at", "token", "against"],
   sweep: ["at", "token", "against"],
+  edges: ["at", "token", "against"],
+  compare: [],
   generate: [],
   findings: [],
 };
@@ -40,6 +47,7 @@ const context = {
   edges: [],
   tokens: [],
   reading: null,
+  cards: [],
   sites: [],
   severity: new Map(),
   width: () => Math.max(220, $("main").clientWidth - 44),
@@ -271,6 +279,7 @@ async function drawView() {
 
 onChange((now, before) => {
   if (now.subject !== before.subject) return choose();
+  if (runPage) return differs(["series", "runs"], now, before) && runPage.changed();
   if (differs(RUN, now, before)) return loadRun();
   if (differs(["at", "token", "against"], now, before) && context.reading) drawText();
   if (now.path !== before.path) tree?.mark(now.path);
@@ -283,7 +292,23 @@ function choose() {
   $("subject").value = context.card.name;
   document.title = `${context.card.name} · Sonde`;
   if (current().subject !== context.card.name) update({ subject: context.card.name }, { replace: true });
-  else loadRun();
+  else open();
+}
+
+let runPage = null;
+
+function open() {
+  runPage?.stop();
+  runPage = null;
+  treeFor = "";
+  if (context.card.kind === "run") {
+    $("view").replaceChildren();
+    runPage = new RunPage({ ...context, status, trouble });
+    runPage.start();
+  } else {
+    document.querySelector(".side-head label").textContent = "Sites";
+    loadRun();
+  }
 }
 
 async function start() {
@@ -293,7 +318,7 @@ async function start() {
   $("subject").replaceChildren(...hello.subjects.map((card) => el("option", { value: card.name }, card.name)));
   $("subject-label").hidden = hello.subjects.length < 2;
   $("title").textContent = hello.subjects.length < 2 ? hello.subjects[0].name : "Sonde";
-  $("subject").addEventListener("change", () => update({ subject: $("subject").value, path: "", prompt: null, changes: [], at: -1, token: null, against: null }));
+  $("subject").addEventListener("change", () => update({ subject: $("subject").value, path: "", prompt: null, changes: [], at: -1, token: null, against: null, series: [], runs: [] }));
   choose();
 }
 
@@ -307,7 +332,8 @@ let width = innerWidth;
 addEventListener("resize", () => {
   if (innerWidth === width) return;
   width = innerWidth;
-  if (context.card) drawView();
+  if (runPage) runPage.draw();
+  else if (context.card) drawView();
 });
 
 const scheme = location.protocol === "https:" ? "wss" : "ws";

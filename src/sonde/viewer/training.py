@@ -1,0 +1,172 @@
+"""Operations that follow a training run: the file that `monitor` or `sonde run --monitor` writes, while it grows.
+
+A line is a step with its numbers: `{"step": 10, "loss": 0.5, "blocks/3/h/norm": 1.25}`. What is read once is kept, as
+columns; a question reads what was written since. A last line that is not finished waits for its end, and lines that no
+step can be read from are counted and told.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sonde.tools.numerics.families import families
+from sonde.tools.training.alerts import RULES, Watchdog
+from sonde.viewer.operations import Job, operation, packed
+
+_MOST_ALERTS = 500
+_WATCHING = 0.5  # seconds for the rules in one question
+
+
+class Series:
+    """One number of a run over its steps.
+
+    Attributes:
+        rows: In which rows of the run it is written.
+        values: The number there; NaN where it was not finite.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.values: list[float] = []
+
+
+class TrainingRun:
+    """A file of JSON lines, read as far as it is written.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.name = self.path.name
+        self.lock = threading.RLock()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets what was read; it is read again when it is asked for."""
+        self.steps: list[int] = []
+        self.series: dict[str, Series] = {}
+        self.unreadable = 0
+        self.alerts: list[dict[str, Any]] = []
+        self.watched = 0  # the number of rows that the rules have seen
+        self._watchdog = Watchdog(RULES, self._note)
+        self._end = 0
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """What the page needs to know of it."""
+        return {"kind": "run", "name": self.name}
+
+    def _note(self, alert: Any) -> None:
+        if len(self.alerts) < _MOST_ALERTS:
+            self.alerts.append({"step": alert.step, "rule": alert.rule, "name": alert.name, "text": alert.text})
+
+    def read(self) -> None:
+        """Reads what was written since the last time. A file that became shorter was begun anew."""
+        with self.lock:
+            size = self.path.stat().st_size
+            if size < self._end:
+                self.clear()
+            with self.path.open("rb") as file:
+                file.seek(self._end)
+                text = file.read()
+            whole, newline, _ = text.rpartition(b"\n")
+            if not newline:
+                return
+            self._end += len(whole) + 1
+            for line in whole.split(b"\n"):
+                if line.strip():
+                    self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            row = json.loads(line)
+            step = int(row.pop("step"))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            self.unreadable += 1
+            return
+        numbers = {
+            name: math.nan if x is None else float(x)
+            for name, x in row.items()
+            if x is None or (isinstance(x, (int, float)) and not isinstance(x, bool))
+        }
+        at = len(self.steps)
+        self.steps.append(step)
+        for name, x in numbers.items():
+            series = self.series.setdefault(name, Series())
+            series.rows.append(at)
+            series.values.append(x)
+
+    def watch(self, seconds: float) -> None:
+        """Applies the rules of `monitor` to the rows that they have not seen, for some time."""
+        ends = time.monotonic() + seconds
+        cursors = {name: int(np.searchsorted(one.rows, self.watched)) for name, one in self.series.items()}
+        while self.watched < len(self.steps) and time.monotonic() < ends:
+            row = {}
+            for name, one in self.series.items():
+                at = cursors[name]
+                if at < len(one.rows) and one.rows[at] == self.watched:
+                    row[name] = one.values[at]
+                    cursors[name] += 1
+            self._watchdog.look(self.steps[self.watched], row)
+            self.watched += 1
+
+
+def _run(job: Job, subject: str) -> TrainingRun:
+    found = job.subjects.get(subject)
+    if not isinstance(found, TrainingRun):
+        raise ValueError(f"there is no training run {subject!r} here")
+    found.read()
+    return found
+
+
+@operation
+def run(job: Job, subject: str) -> dict[str, Any]:
+    """The names of all numbers of a run, and its families of layers."""
+    found = _run(job, subject)
+    with found.lock:
+        return {
+            "steps": len(found.steps),
+            "last": found.steps[-1] if found.steps else None,
+            "names": list(found.series),
+            "families": [
+                {"name": name, "members": [member for member, _ in members]}
+                for name, members in families((name, None) for name in found.series).items()
+                if len(members) > 1
+            ],
+            "unreadable": found.unreadable,
+            "is_complete": found.path.read_bytes()[-1:] in (b"\n", b""),
+        }
+
+
+@operation
+def alerts(job: Job, subject: str) -> dict[str, Any]:
+    """What the rules of `monitor` find in a run, and how many of its rows they have seen; ask again until all are."""
+    found = _run(job, subject)
+    with found.lock:
+        found.watch(_WATCHING)
+        return {"alerts": found.alerts, "watched": found.watched, "rows": len(found.steps)}
+
+
+@operation
+def series(job: Job, subject: str, names: Sequence[str], after: int = 0) -> dict[str, Any]:
+    """Some numbers of a run: the steps at which each was written, from its `after`-th on, and its values there."""
+    found = _run(job, subject)
+    columns = {}
+    with found.lock:
+        for name in names:
+            if name not in found.series:
+                raise ValueError(f"the run has no number {name!r}")
+            one = found.series[name]
+            steps = [found.steps[row] for row in one.rows[max(int(after), 0) :]]
+            columns[name] = {"steps": packed(steps), "values": packed(one.values[max(int(after), 0) :])}
+        return {"columns": columns, "rows": len(found.steps)}
