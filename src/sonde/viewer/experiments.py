@@ -180,7 +180,7 @@ def edges(
     prompt: str | None = None,
     share: float = 0.5,
 ) -> dict[str, Any]:
-    """The graph of a model: which component feeds which, by `attribute_edges`, and how faithful the strongest edges are.
+    """The graph of a model: which component feeds which, and how faithful the strongest edges are.
 
     Args:
         job: The question.
@@ -194,7 +194,8 @@ def edges(
     language = runs.subject.language
     if language is None or language.model is None:
         raise ValueError("the graph needs a model of `sonde.models`, whose components are known")
-    senders, receivers, heads = language.model.circuit_sites()
+    model = language.model
+    senders, receivers, _ = model.circuit_sites()
     position, tokens, signs = explained_number(runs, prompt, explained or {})
     key = ("edges", prompt, other, position, tokens.tobytes(), signs.tobytes())
 
@@ -207,7 +208,7 @@ def edges(
         baseline = runs.subject.arguments(other) if other else 0
         with runs.lock:
             options: dict[str, Any] = {"metric": metric, "baseline": baseline}
-            return attribute_edges(language.model, senders, receivers, **options)(*runs.subject.arguments(prompt))
+            return attribute_edges(model, senders, receivers, **options)(*runs.subject.arguments(prompt))
 
     found = runs.remembered(key, compute)
     kept = found.prune(share)

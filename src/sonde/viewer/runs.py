@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde.core import JitByStaticPart, Records, StaticPart, arrays_in, capture, static_and_arrays
-from sonde.errors import EditError
+from sonde.errors import EditError, TraceContextError
 from sonde.tools.execution.record_values import on_host
 from sonde.tools.numerics.families import family
 from sonde.viewer.changes import Change, Place, changed, numbers_of
@@ -29,7 +29,8 @@ from sonde.viewer.language import Language, guessed_axes
 MEMORY = 512
 """How many megabytes of recorded values are kept by default."""
 
-_NOT_TRACED = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
+# Python decides by numbers, or changes the state of a model that is not an argument: such a program runs as it is.
+_NOT_TRACED = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, TraceContextError)
 _MOST_MEMBERS = 64  # of a family whose layers one compiled program serves
 
 
@@ -118,12 +119,17 @@ class Run:
 
     Attributes:
         result: What the program returned, with NumPy arrays.
-        records: What was recorded, with NumPy arrays; in a program that does not fit, of some sites.
+        parts: What was recorded, with NumPy arrays: all at once, or some sites after the other.
     """
 
     def __init__(self, result: Any, records: Records | None) -> None:
         self.result = result
         self.parts: list[Records] = [] if records is None else [records]
+
+    @property
+    def records_nothing(self) -> bool:
+        """Whether only its result is known."""
+        return not self.parts
 
     def value(self, path: str, call: int = 0, part: int = 0) -> np.ndarray | None:
         """A recorded array; None if it was not recorded."""
@@ -192,7 +198,7 @@ class Runs:
                 try:
                     return self._jitted(key, make)(*static_and_arrays(tree, None))
                 except _NOT_TRACED:
-                    self._is_eager = True  # Python decides by numbers, so the program cannot be compiled as a whole
+                    self._is_eager = True
             return self._run(make, *tree)
 
     def _jitted(self, key: Hashable, make: Callable[..., Any]) -> JitByStaticPart:
