@@ -18,7 +18,6 @@ __all__ = [
     "open_name",
     "open_names",
     "open_names_of",
-    "same_names_after",
     "without_names",
 ]
 
@@ -77,11 +76,6 @@ def is_innermost(opened: Any) -> bool:
 def open_names_of(eqn: Any) -> Any:
     """A context manager that opens the scopes in which an equation was made."""
     return _source_info.set_name_stack(_source_info.current_name_stack() + eqn.source_info.name_stack)
-
-
-def same_names_after() -> Any:
-    """A context manager that restores the open scopes, whatever happens inside."""
-    return _source_info.set_name_stack(_source_info.current_name_stack())
 
 
 def without_names(eqn: Any, kind: type) -> Any:

@@ -297,6 +297,7 @@ MADE: dict[str, Callable[[Any], Edit]] = {
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint, lambda f: lambda x: jax.jit(f)(x) * 1.0])
 @pytest.mark.parametrize("made", MADE)
+@pytest.mark.every(5)
 def test_where_an_edit_applies_may_be_mapped(made, wrap):
     f = several_calls if made == "calls" else rows_of_scan
     program = jax.grad(wrap(f)) if "gradient" in made else wrap(f)

@@ -225,6 +225,7 @@ def own_operation(rules: str) -> Callable[[Any], Any] | None:
 
 @pytest.mark.parametrize("rules", ["forward", "reverse"])
 @pytest.mark.parametrize("around", [name for name in AROUND if name != "jvp"])
+@pytest.mark.every(3)
 def test_operations_of_users(rules: str, around: str) -> None:
     f = own_operation(rules) or (own_jvp if rules == "forward" else own_vjp)
     expected = numbers(AROUND[around](own_jvp)(2.0))
