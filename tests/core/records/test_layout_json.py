@@ -39,6 +39,14 @@ def test_a_function_that_returns_records_leaves_the_process() -> None:
     jax.tree.map(np.testing.assert_allclose, sonde.edit(program, records)(X), program(X))
 
 
+def test_a_captured_jitted_function_leaves_the_process() -> None:
+    captured = sonde.capture(jax.jit(program))
+    out, records = export.deserialize(bytearray(export.export(jax.jit(captured))(X).serialize())).call(X)
+    np.testing.assert_array_equal(out, program(X))
+    assert list(records) == list(captured(X)[1])
+    np.testing.assert_array_equal(records["h"].value, jnp.sin(X))
+
+
 def test_one_record_leaves_the_process() -> None:
     f = lambda x: sonde.capture(program)(x)[1]["h"]
     record = export.deserialize(bytearray(export.export(jax.jit(f))(X).serialize())).call(X)

@@ -201,7 +201,8 @@ class Editing(Handler):
             return 0
         if supply.first is None:
             call = self.counts.next(path)
-            self._first_calls.setdefault(supply, set()).add(call)
+            if any(loop.length is None for loop in self.loops_around):  # of nothing else is there a recomputation
+                self._first_calls.setdefault(supply, set()).add(call)
             return call
         numbers = self._first_calls.get(supply.first, set())
         if len(numbers) != 1:  # several calls of a function share one program: which of them it is cannot be told

@@ -7,6 +7,7 @@ more than its arrays; `Record` objects are made on demand.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -426,13 +427,25 @@ def _imported(said: bytes) -> Any:
     return layout_from_json(json.loads(bytes(said)))
 
 
-# A function that returns records can leave the process, by `jax.export`.
-jax.export.register_pytree_node_serialization(
-    Records, serialized_name="sonde.Records", serialize_auxdata=_exported, deserialize_auxdata=_imported
-)
-jax.export.register_pytree_node_serialization(
-    Record,
-    serialized_name="sonde.Record",
-    serialize_auxdata=lambda part: _exported([part]),
-    deserialize_auxdata=lambda said: _imported(said)[0],
-)
+def _imported_as_stored(numbers: list[int], said: str) -> Any:
+    return _imported(said.encode()), tuple(numbers)
+
+
+# A function that returns records can leave the process, by `jax.export`. JAX keeps the names: where this file is loaded
+# once more, as notebooks do after a change, they are taken.
+with contextlib.suppress(ValueError):
+    jax.export.register_pytree_node_serialization(
+        Records, serialized_name="sonde.Records", serialize_auxdata=_exported, deserialize_auxdata=_imported
+    )
+    jax.export.register_pytree_node_serialization(
+        Record,
+        serialized_name="sonde.Record",
+        serialize_auxdata=lambda part: _exported([part]),
+        deserialize_auxdata=lambda said: _imported(said)[0],
+    )
+    jax.export.register_pytree_node_serialization(
+        AsStored,
+        serialized_name="sonde.AsStored",
+        serialize_auxdata=lambda parts: json.dumps([parts[1], _exported(parts[0]).decode()]).encode(),
+        deserialize_auxdata=lambda said: _imported_as_stored(*json.loads(bytes(said))),
+    )
