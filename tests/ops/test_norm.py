@@ -247,6 +247,30 @@ def test_the_normalised_values_are_seen_and_nothing_changes(draw, kind):
     np.testing.assert_allclose(seen["normalised"].grad, expected, rtol=1e-5, atol=1e-5)
 
 
+LAYERS = {
+    "layer": lambda n: n.LayerNorm(6, rngs=n.Rngs(0)),
+    "rms": lambda n: n.RMSNorm(6, rngs=n.Rngs(0)),
+    "group": lambda n: n.GroupNorm(6, num_groups=2, rngs=n.Rngs(0)),
+    "instance": lambda n: n.InstanceNorm(6, rngs=n.Rngs(0)),
+    "batch": lambda n: n.BatchNorm(6, rngs=n.Rngs(0)),
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_values_and_gradients_are_those_of_flax_to_the_last_digit(draw, kind):
+    x, scale, bias = draw(64, 7, 6), draw(6), draw(6)
+
+    def values(n):
+        norm = LAYERS[kind](n)
+        norm.scale[...] = scale
+        if getattr(norm, "bias", None) is not None:
+            norm.bias[...] = bias
+        loss = lambda norm, x: (norm(x) ** 3).sum()
+        return jax.tree.leaves((norm(x), n.value_and_grad(loss, argnums=(0, 1))(norm, x), n.state(norm)))
+
+    jax.tree.map(np.testing.assert_array_equal, values(sonde.nnx), values(fnnx))
+
+
 @pytest.mark.parametrize("kind", NORMS)
 def test_the_program_is_the_same_when_nobody_looks(draw, kind):
     assert "sonde" not in str(jax.make_jaxpr(NORMS[kind])(draw(4, 3, 6), draw(6), draw(6)))

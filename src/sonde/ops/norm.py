@@ -160,13 +160,14 @@ def normalize(
         return jnp.asarray(jnp.reshape(a, shape), compute)
 
     def per_group(a: jax.Array) -> jax.Array:
-        return jnp.asarray(a if a.ndim == x.ndim else jnp.expand_dims(a, reduction_axes), compute)
+        return a if a.ndim == x.ndim else jnp.expand_dims(a, reduction_axes)
 
-    # epsilon is added in the variance's own dtype, before anything is widened.
-    factor = sow(per_group(lax.rsqrt(var + jnp.asarray(epsilon, var.dtype))), "factor")
     y = jnp.asarray(x, compute)
     if mean is not None:
-        y = y - per_group(mean)
+        y = y - jnp.asarray(per_group(mean), compute)
+    # epsilon is added in the variance's own dtype, before anything is widened.
+    inverse = lax.rsqrt(per_group(var) + jnp.asarray(epsilon, var.dtype))
+    factor = sow(jnp.asarray(inverse, compute), "factor")
     if scale is not None:
         scale = per_feature(scale, "scale")
     if bias is not None:
@@ -182,9 +183,8 @@ def _scaled(centred: jax.Array, factor: jax.Array, scale: jax.Array | None, bias
 
     if scale is None:
         return shifted(sow(centred * factor, "normalised"))
-    if jnp.broadcast_shapes(factor.shape, scale.shape) == centred.shape:
-        return shifted(sow(centred * factor, "normalised") * scale)
-    # Scaling the factor first saves a product per element, but skips the values before the scale.
+    # The factor is scaled first, as in Flax: another order differs in the last digit. So the values before the scale do
+    # not occur.
     y = shifted(centred * (factor * scale))
     if not sows_are_seen():
         return y
