@@ -22,7 +22,7 @@ class Storage:
 
     Attributes:
         endpoint_url: The address of an S3-compatible server; by default `AWS_ENDPOINT_URL_S3` or `AWS_ENDPOINT_URL`, or
-            Amazon's.
+            Amazon's. For `gs://` that of an emulator, by default `STORAGE_EMULATOR_HOST`; one for each process.
         region: The region; by default `AWS_REGION` or `AWS_DEFAULT_REGION`.
         profile: A profile in the shared credentials file.
         key: An access key; by default `AWS_ACCESS_KEY_ID`, the shared credentials file, or the machine's role.
@@ -71,6 +71,8 @@ class Storage:
         bucket, _, path = rest.partition("/")
         if not bucket and scheme != "file":
             raise StoreError(f"{url!r} names no {'bucket' if scheme in ('s3', 'gs') else 'server'}")
+        if scheme == "gs":
+            self._set_google_endpoint()
         if scheme != "s3":
             return url
         spec = {"driver": "s3", "bucket": bucket, "path": path}
@@ -82,6 +84,17 @@ class Storage:
         elif region:
             spec["aws_region"] = region
         return spec | {"aws_credentials": self._credentials()}
+
+    def _set_google_endpoint(self) -> None:
+        """TensorStore takes another address than Google's from the environment alone, when it first needs it."""
+        host = self.endpoint_url or _environment("STORAGE_EMULATOR_HOST")
+        if host is None:
+            return
+        address = (host if "://" in host else f"http://{host}").rstrip("/")
+        used = os.environ.setdefault("TENSORSTORE_GCS_HTTP_URL", address)
+        if used != address:
+            raise StoreError(f"this process reaches gs:// at {used}, so not at {address}: start another one")
+        os.environ.setdefault("GOOGLE_AUTH_TOKEN_FOR_TESTING", "anonymous")  # emulators take any
 
     def _credentials(self) -> dict[str, str]:
         if self.anonymous:
