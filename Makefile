@@ -62,7 +62,7 @@ $(VENV)/.typed: $(VENV)/.ready $(shell find src -name '*.py')
 	@touch $@
 
 test-thorough: setup  ## The long runs; SEEDS=a:b runs only the generated programs of these seeds
-	$(BIN)/python -m pip install --quiet --group buckets
+	$(BIN)/python -m pip install --quiet --group clusters
 	export SEEDS=$(SEEDS); $(PYTEST) -n $(JOBS) -m thorough -q $(if $(SEEDS),-k test_many_random_programs)
 
 mutants: setup  ## Changes the source in SAMPLE=40 places, in copies, and counts how many changes the tests notice

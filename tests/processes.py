@@ -34,7 +34,7 @@ def put(array, *spec):
 SECONDS = 400  # a busy machine may stop them all for minutes
 
 
-def _port() -> int:
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
@@ -52,7 +52,7 @@ def xla_flags(devices: int, *, trains: bool = False) -> str:
 
 def start(program: Path, count: int, *arguments: str) -> list[subprocess.Popen]:
     environment = {**os.environ, "XLA_FLAGS": xla_flags(2), "JAX_PLATFORMS": "cpu"}
-    port = _port()
+    port = free_port()
     return [
         subprocess.Popen([sys.executable, str(program), str(i), str(count), str(port), *arguments], env=environment)
         for i in range(count)

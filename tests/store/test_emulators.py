@@ -1,6 +1,6 @@
-"""Stores in the buckets of servers that others wrote: moto's for S3, gcp-storage-emulator for Google's.
+"""Stores under what others wrote: moto's server for S3, gcp-storage-emulator for gs://, Ray's tasks.
 
-They are in the dependency group `buckets`, which `make test-thorough` installs.
+They are in the dependency group `clusters`, which `make test-thorough` installs.
 """
 
 from __future__ import annotations
@@ -143,3 +143,28 @@ def test_a_process_reaches_one_address_of_google(monkeypatch):
     monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", "http://127.0.0.1:1")
     with pytest.raises(StoreError, match=r"reaches gs:// at http://127.0.0.1:1, so not at http://127.0.0.1:2"):
         store.open("gs://acts/run", storage=store.Storage(endpoint_url="127.0.0.1:2"))
+
+
+CLUSTER = Path(__file__).parents[2] / "examples" / "cluster"
+
+
+def test_tasks_of_an_array_of_jobs_share_a_store(tmp_path):
+    """As Slurm and Kubernetes start them: the same command several times."""
+    environment = {**os.environ, "XLA_FLAGS": xla_flags(1), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, str(CLUSTER / "program.py"), str(tmp_path / "store")]
+    tasks = [subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) for _ in range(3)]
+    assert [task.wait(300) for task in tasks] == [0, 0, 0]
+    kept = store.open(tmp_path / "store")
+    assert kept.finished and kept.n_batches == 64 and store.check(tmp_path / "store") == []
+
+
+def test_ray_starts_a_task_again_that_died(tmp_path):
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": xla_flags(1),
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(CLUSTER.parents[1] / "src"),
+    }
+    command = [sys.executable, "-W", "ignore", str(CLUSTER / "ray_tasks.py"), str(tmp_path / "store")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
+    assert "each task saw it at its end: [64, 64, 64]" in done.stdout and "a task died: True" in done.stdout

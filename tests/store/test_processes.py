@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.processes import HEAD, run, start
+from tests.processes import HEAD, SECONDS, free_port, run
+from tests.store.forks import forks, kill
 
 from sonde import store
 
@@ -118,46 +120,97 @@ def _arrays(folder: Path) -> dict[str, np.ndarray]:
     return {f"{a.kind}/{a.path}": a[:] for a in store.open(folder).arrays}
 
 
+KILLED = """
+os.environ["JAX_CPU_COLLECTIVES_IMPLEMENTATION"] = "gloo"
+
+
+def main(index, count, port, folder, kind):
+    jax.distributed.initialize(f"127.0.0.1:{port}", int(count), index)
+    from sonde.store.format import zarr_arrays
+    from sonde.store.writing import writer
+
+    zarr_arrays.FILE_BYTES, writer.SECONDS = 1 << 12, 0.0
+    P, axes = jax.sharding.PartitionSpec, (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh((int(count), jax.local_device_count()), ("data", "model"), axis_types=axes)
+
+    def put(array, *spec):
+        return jax.make_array_from_callback(
+            array.shape, jax.sharding.NamedSharding(mesh, P(*spec)), lambda index: array[index]
+        )
+
+    w = put(np.random.default_rng(9).standard_normal((4, 6)).astype(np.float32), None, "model")
+
+    def f(x, tokens):
+        return sonde.sow(jnp.sin(x) @ w, "h")
+
+    def batches():
+        for i in range(60):
+            rng = np.random.default_rng(i)
+            x, tokens = rng.standard_normal((96, 4)).astype(np.float32), rng.integers(0, 3, 96)
+            yield put(x, "data"), put(tokens, "data")
+
+    kept = {"keep": lambda x, tokens: tokens != 0} if kind == "kept" else {}
+    store.harvest(f, batches(), folder, keys=lambda x, t: {"t": t}, dtype="float16", progress=False, **kept)
+"""
+
+
+def _kill_one_of(count: int, kills: int, kind: str, tmp_path: Path) -> None:
+    """Kills one process of a harvest that has listed something, then the others, and starts all again."""
+    rng, folder = random.Random(count), tmp_path / "killed"
+    with forks(KILLED, devices=2) as processes:
+        run_all = lambda where: processes.start(count, count, free_port(), where, kind)
+        run_all(tmp_path / "undisturbed")
+        assert processes.ends() == [0] * count
+        whole = _arrays(tmp_path / "undisturbed")
+        while kills:
+            n_batches = lambda: store.open(folder).n_batches if (folder / "sonde.json").exists() else 0
+            moment, end = min(n_batches() + rng.randint(1, 12), 60), time.monotonic() + SECONDS
+            started = run_all(folder)
+            while n_batches() < moment:
+                assert time.monotonic() < end
+                time.sleep(0.005)
+            time.sleep(rng.uniform(0, 0.1))
+            kill(rng.choice(started))
+            time.sleep(rng.uniform(0, 0.05))
+            for process in started:  # a cluster's manager ends a job of which one process died
+                kill(process)
+            kills -= -signal.SIGKILL in processes.ends()
+            assert store.check(folder) == []
+            for name, array in _arrays(folder).items():  # what is listed is there, and right
+                assert array.tobytes() == whole[name][: len(array)].tobytes()
+            if store.open(folder).finished or not kills:
+                run_all(folder)
+                assert processes.ends() == [0] * count and store.open(folder).finished
+                resumed = _arrays(folder)
+                assert {name: array.tobytes() for name, array in resumed.items()} == {
+                    name: array.tobytes() for name, array in whole.items()
+                }
+                shutil.rmtree(folder)
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize(("count", "kills"), [(2, 20), (4, 5)])
-def test_one_process_is_killed_and_all_start_again(tmp_path, count, kills):
-    program, batches = tmp_path / "program.py", "40"
-    program.write_text(HEAD + HARVEST)
+@pytest.mark.parametrize("kind", ["plain", "kept"])
+@pytest.mark.parametrize("count", [2, 4])
+def test_one_process_is_killed_and_all_start_again(tmp_path, count, kind):
+    _kill_one_of(count, 50, kind, tmp_path)
 
-    def make(name: str) -> Path:
-        (tmp_path / name).mkdir()
-        return tmp_path / name
 
-    undisturbed, folder, number = make("undisturbed"), make("killed0"), 0
-    run(program, count, str(undisturbed), batches)
-    _check(undisturbed, int(batches))
-    whole = {kind: _arrays(undisturbed / kind) for kind in ("plain", "kept")}
-    rng, begun = random.Random(count), 0
-    for _ in range(kills):
-        drawn, moment = folder / "drawn0", rng.randrange(2 * int(batches))  # of the batches of two harvests
-        drawn.unlink(missing_ok=True)
-        processes = start(program, count, str(folder), batches)
-        while not drawn.exists() or drawn.stat().st_size < moment:
-            assert not any(process.poll() for process in processes)
+@pytest.mark.thorough
+def test_of_eight_processes_one_dies_and_four_continue(tmp_path):
+    with forks(KILLED) as processes:
+        start = lambda count, where: processes.start(count, count, free_port(), where, "plain")
+        start(1, tmp_path / "alone")
+        assert processes.ends() == [0]
+        started = start(8, tmp_path / "store")
+        end = time.monotonic() + SECONDS
+        while not (tmp_path / "store" / "sonde.json").exists() or store.open(tmp_path / "store").n_batches < 6:
+            assert time.monotonic() < end
             time.sleep(0.01)
-        time.sleep(rng.uniform(0, 0.2))
-        processes[rng.randrange(count)].send_signal(signal.SIGKILL)
-        for process in processes:  # a cluster's manager ends a job of which one process died
-            process.kill()
-            process.wait(60)
-        for kind, arrays in whole.items():
-            if (folder / kind / "sonde.json").exists():
-                assert store.check(folder / kind) == []
-                for name, array in _arrays(folder / kind).items():  # what is listed is there, and right
-                    begun += 0 < len(array) < len(arrays[name])
-                    assert array.tobytes() == arrays[name][: len(array)].tobytes()
-        if (folder / "kept" / "sonde.json").exists() and store.open(folder / "kept").finished:
-            number += 1
-            folder = make(f"killed{number}")
-    assert begun  # some kills hit a store in the middle
-    run(program, count, str(folder), batches)
-    for kind, arrays in whole.items():
-        resumed = _arrays(folder / kind)
-        assert resumed.keys() == arrays.keys() and store.open(folder / kind).finished
-        for name, array in resumed.items():
-            assert array.tobytes() == arrays[name].tobytes()
+        kill(started[5])
+        assert 0 not in processes.ends()  # JAX ends the others
+        assert store.check(tmp_path / "store") == [] and not store.open(tmp_path / "store").finished
+        start(4, tmp_path / "store")
+        assert processes.ends() == [0] * 4
+        alone, resumed = _arrays(tmp_path / "alone"), _arrays(tmp_path / "store")
+        assert alone.keys() == resumed.keys()
+        assert all(array.tobytes() == resumed[name].tobytes() for name, array in alone.items())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import runpy
 import shutil
 import signal
 import subprocess
@@ -18,27 +17,23 @@ import numpy as np
 import pytest
 import zarr
 from tests.processes import xla_flags
+from tests.store.forks import forks, kill
 
 import sonde
 from sonde import store
 from sonde.errors import StoreError
-from sonde.store.format import zarr_arrays
 from sonde.store.format.folder import Folder
 from sonde.store.format.progress import ProgressFile
 from sonde.store.format.sealed import seal
 from sonde.store.writing import writer as writing
 
 PROGRAM = """
-import sys
-import numpy as np
-import jax.numpy as jnp
-import sonde
-from sonde import store
-from sonde.store.format import zarr_arrays
-from sonde.store.writing import writer as writing
+from sonde.store.format import progress, zarr_arrays
+from sonde.store.writing import writer
 
 zarr_arrays.FILE_BYTES = 1 << 13  # small files: many commits, and some that are written twice
-writing.SECONDS = 0.01
+progress.SEGMENT_BYTES = 4000
+writer.SECONDS = 0.0
 
 
 def f(x):
@@ -47,23 +42,15 @@ def f(x):
 
 
 def batches():
-    for i in range(60):
+    for i in range(300):
         yield np.random.default_rng(i).standard_normal((17 + i % 3, 32)).astype(np.float32)
 
 
-print("go", flush=True)
-store.harvest(f, batches(), sys.argv[1], dtype="float16", keys=lambda x: {"x": x[:, 0]}, progress=False)
+def main(_, folder, memory):
+    options = {"dtype": "float16", "keys": lambda x: {"x": x[:, 0]}, "memory": int(memory), "progress": False}
+    store.harvest(f, batches(), folder, **options)
 """
-
-
-def _start(program: Path, folder: Path) -> subprocess.Popen:
-    """Starts a harvest, and returns when it begins."""
-    environment = {**os.environ, "XLA_FLAGS": xla_flags(1), "JAX_PLATFORMS": "cpu"}
-    process = subprocess.Popen([sys.executable, str(program), str(folder)], stdout=subprocess.PIPE, env=environment)
-    assert process.stdout is not None
-    with process.stdout as out:
-        assert out.readline() == b"go\n"
-    return process
+MEMORY = [1 << 30, 100_000]  # with the smaller one, rows wait on the disk
 
 
 def _arrays(folder: Path) -> dict[str, np.ndarray]:
@@ -71,47 +58,49 @@ def _arrays(folder: Path) -> dict[str, np.ndarray]:
     return {f"{a.kind}/{a.path}": a[:] for a in kept.arrays}
 
 
+def _n_batches(folder: Path) -> int:
+    return store.open(folder).n_batches if (folder / "sonde.json").exists() else 0
+
+
 def _kill_and_go_on(tmp_path: Path, kills: int, seed: int) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    undisturbed = tmp_path / "undisturbed"
-    start = time.monotonic()
-    with pytest.MonkeyPatch.context() as patch:  # what the program sets is put back
-        patch.setattr(sys, "argv", [str(program), str(undisturbed)])
-        patch.setattr(zarr_arrays, "FILE_BYTES", zarr_arrays.FILE_BYTES)
-        patch.setattr(writing, "SECONDS", writing.SECONDS)
-        runpy.run_path(str(program))
-    duration = time.monotonic() - start
-    whole = _arrays(undisturbed)
-    rng = random.Random(seed)
-    folder, number = tmp_path / "killed0", 0
-    for _ in range(kills):
-        process = _start(program, folder)
-        time.sleep(rng.uniform(0, duration))
-        process.send_signal(signal.SIGKILL)
-        assert process.wait(60) in (0, -signal.SIGKILL)
-        if not (folder / "sonde.json").exists():
-            continue
-        assert store.check(folder) == []
-        for name, array in _arrays(folder).items():  # what is listed is there, and right
-            np.testing.assert_array_equal(array, whole[name][: len(array)])
-        if store.open(folder).finished:
-            number += 1
-            folder = tmp_path / f"killed{number}"
-    assert _start(program, folder).wait(120) == 0
-    resumed = _arrays(folder)
-    assert resumed.keys() == whole.keys() and store.open(folder).finished
-    for name, array in resumed.items():
-        assert array.tobytes() == whole[name].tobytes()
+    """Kills harvests that have listed something."""
+    with forks(PROGRAM) as processes:
+        undisturbed, folder = tmp_path / "undisturbed", tmp_path / "killed"
+        processes.run(1, undisturbed, MEMORY[0])
+        whole = _arrays(undisturbed)
+        assert store.open(undisturbed).n_batches == 300
+        rng = random.Random(seed)
+        while kills:
+            moment = _n_batches(folder) + rng.randint(1, 40)
+            (process,) = processes.start(1, folder, rng.choice(MEMORY))
+            end = time.monotonic() + 60
+            while _n_batches(folder) < min(moment, 300):
+                assert time.monotonic() < end
+                time.sleep(0.002)
+            time.sleep(rng.uniform(0, 0.03))
+            kill(process)
+            (code,) = processes.ends()
+            assert code in (0, -signal.SIGKILL)
+            kills -= code != 0
+            assert store.check(folder) == []
+            for name, array in _arrays(folder).items():  # what is listed is there, and right
+                assert array.tobytes() == whole[name][: len(array)].tobytes()
+            if store.open(folder).finished or not kills:
+                processes.run(1, folder, MEMORY[0])
+                resumed = _arrays(folder)
+                assert resumed.keys() == whole.keys() and store.open(folder).finished
+                for name, array in resumed.items():
+                    assert array.tobytes() == whole[name].tobytes()
+                shutil.rmtree(folder)
 
 
 def test_killed_and_resumed(tmp_path):
-    _kill_and_go_on(tmp_path, kills=1, seed=0)
+    _kill_and_go_on(tmp_path, kills=3, seed=0)
 
 
 @pytest.mark.thorough
-def test_killed_a_hundred_times(tmp_path):
-    _kill_and_go_on(tmp_path, kills=100, seed=1)
+def test_killed_five_hundred_times(tmp_path):
+    _kill_and_go_on(tmp_path, kills=500, seed=1)
 
 
 def test_what_a_killed_process_was_writing_does_not_get_into_files(tmp_path):
