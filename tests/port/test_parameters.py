@@ -1,10 +1,11 @@
 """Trees of parameters: what is missing, surplus, transposed, permuted, of another dtype, different."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sonde.tools import assert_same_program, compare, compare_parameters
+from sonde.tools import assert_same_program, compare, compare_parameters, map_parameters
 
 RNG = np.random.default_rng(0)
 A, B = (RNG.normal(size=(4, 6)).astype(np.float32) for _ in range(2))
@@ -58,3 +59,48 @@ def test_files_and_arrays_are_sides(tmp_path):
         compare({"other": expected[:1]}, net)(x)
     with pytest.raises(ValueError, match="is no file of named arrays"):
         compare("model.bin", net)
+
+
+def test_the_map_makes_one_checkpoint_of_the_other():
+    q, k, v = (RNG.normal(size=(6, 4)).astype(np.float32) for _ in range(3))
+    layers = RNG.normal(size=(3, 5, 2)).astype(np.float32)
+    first = {
+        "q": q, "k": k, "v": v, "bias": BIAS, "zeros": np.zeros(7, np.float32), "extra": A,
+        **{f"layers.{i}": layer.T for i, layer in enumerate(layers)}, "qk": np.concatenate([v[::-1] + 1, q + 1]),
+    }  # fmt: skip
+    second = {
+        "qkv": np.concatenate([q.T, k.T, v.T], 1),
+        "heads": BIAS.reshape(2, 3),
+        "stacked": layers,
+        "nothing": np.zeros(7, np.float32),
+        "apart": {"v": (v[::-1] + 1).T.reshape(4, 2, 3), "q": q + 1},
+        "own": B[:3],
+    }
+    found = map_parameters(first, second)
+    assert found.missing == ("extra",) and found.surplus == ("own",)
+    namespace = {"np": np}
+    exec(found.code(), namespace)
+    made = namespace["ported"](first)
+    assert made.keys() == {"qkv", "heads", "stacked", "nothing", "apart/v", "apart/q"}
+    np.testing.assert_array_equal(made["apart/v"], second["apart"]["v"])
+    for name in ("qkv", "heads", "stacked", "nothing"):
+        np.testing.assert_array_equal(made[name], second[name])
+
+
+def test_gradients_of_fused_weights_are_compared():
+    q, k = (jnp.asarray(RNG.normal(size=(4, 4)), jnp.float32) for _ in range(2))
+    fused = jnp.concatenate([q, k], 1)
+
+    def apart(x):
+        return jnp.tanh(x @ q) * (x @ k)
+
+    def together(x, stopped=False):
+        w = fused.at[:, :4].set(jax.lax.stop_gradient(fused[:, :4])) if stopped else fused
+        a, b = jnp.split(x @ w, 2, 1)
+        return jnp.tanh(a) * b
+
+    x = jnp.asarray(RNG.normal(size=(3, 4)), jnp.float32)
+    right = compare(apart, together)(x)
+    assert right.first is None and not right.unchecked and sum(d.gradient for d in right.results) == 3
+    wrong = compare(apart, lambda x: together(x, stopped=True))(x)
+    assert wrong.first is not None and wrong.first.gradient and "weight" in wrong.first.path

@@ -16,6 +16,7 @@ from sonde.cli.explain import explain
 from sonde.cli.harvest import harvest
 from sonde.cli.mcp import mcp
 from sonde.cli.nonfinite import nonfinite
+from sonde.cli.port import port
 from sonde.cli.repair import repair
 from sonde.cli.replay import replay
 from sonde.cli.report import report
@@ -73,6 +74,7 @@ _COMMANDS = (
     nonfinite,
     trace_back,
     compare,
+    port,
     harvest,
     store_commands,
     explain,

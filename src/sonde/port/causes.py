@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -126,26 +126,27 @@ def _apart(tape: Tape, results: list[np.ndarray]) -> float:
 def _trials(explained: Explained, first: list[int], second: list[int]) -> Iterator[_Trial]:
     """What might be the cause, the most telling first."""
     ours, theirs = ([tape.steps[i] for i in steps] for tape, steps in zip(explained.tapes, (first, second)))
-    for g in theirs:
+    for number, g in zip(second, theirs):
         alike = list(dict.fromkeys([*[f for f in ours if f.name == g.name], *_counterparts(explained, g)]))
-        for f in alike:
-            yield from _other_number(explained, f, g)
-        yield from _transposed(explained, g)
-        yield from _other_activation(explained, ours, g)
-        yield from _missing_bias(explained, g)
-        for f in alike:
-            yield from _other_operation(explained, f, g)
-        yield from _other_epsilon(explained, g)
-        for f in ours:
-            yield from _lacking(explained, f, g, 1)
-        yield from _surplus(explained, g, 1)
-        for f in ours:
-            if f.name != g.name:
-                yield from _other_operation(explained, f, g)
+        trials = itertools.chain(
+            *(_other_number(explained, f, g) for f in alike),
+            _transposed(explained, g),
+            _other_activation(explained, ours, g),
+            _missing_bias(explained, g),
+            _other_weight(explained, g),
+            _other_epsilon(explained, g, ours),
+            *(_other_operation(explained, f, g) for f in alike),
+            *(_lacking(explained, f, g, 1) for f in ours),
+            _surplus(explained, g, 1),
+            *(_other_operation(explained, f, g) for f in ours if f.name != g.name),
+        )
+        for trial in trials:
+            yield trial if trial.step is not None else dataclasses.replace(trial, step=number)
     for g in theirs[:2]:
         start = second[theirs.index(g)]
         for number, step in enumerate(explained.tapes[1].steps[start + 1 : start + _NEAR], start + 1):
-            for trial in (*_numbers_of_counterparts(explained, step), *_other_epsilon(explained, step)):
+            others = _numbers_of_counterparts(explained, step), _other_epsilon(explained, step)
+            for trial in itertools.chain(*others, _other_weight(explained, step)):
                 yield dataclasses.replace(trial, step=number)
         yield from _surplus(explained, g, _NEAR)
         for f in ours[:2]:
@@ -221,6 +222,24 @@ def _missing_bias(explained: Explained, g: Step) -> Iterator[_Trial]:
             yield _Trial({g.outputs[0]: new}, text)
 
 
+def _other_weight(explained: Explained, g: Step) -> Iterator[_Trial]:
+    """A weight of the first program that the second does not have, in place of the second's own."""
+    one, other = explained.tapes
+    lacking = [i for i in one.given if np.size(one.values[i]) > 1 and not explained.explained(0, i)]
+    for number in g.inputs:
+        shape = np.shape(other.values[number])
+        if np.prod(shape) <= 1 or not explained.is_moved_input(1, number):
+            continue
+        if explained.fingerprint(1, number).telling and explained.explained(1, number):
+            continue
+        for i in [i for i in lacking if np.size(one.values[i]) == np.prod(shape)][:4]:
+            text = f"with the weight {list(np.shape(one.values[i]))} of the first program, which the second lacks"
+            dtype = jnp.result_type(other.values[number])
+            array = jnp.asarray(one.values[i], dtype)
+            for new in (array.reshape(shape), array.T.reshape(shape)) if array.ndim > 1 else (array.reshape(shape),):
+                yield _run_with(other, g, {number: new}, text)
+
+
 def _other_activation(explained: Explained, ours: list[Step], g: Step) -> Iterator[_Trial]:
     """Another activation function of the same value."""
     one, other = explained.tapes
@@ -294,13 +313,14 @@ def _lines(first: Step, last: Step) -> str:
     return places[0] if places[0] == places[1] else f"{places[0]} to {places[1]}"
 
 
-def _other_epsilon(explained: Explained, g: Step) -> Iterator[_Trial]:
-    """Another epsilon, where the first program's is out of sight."""
+def _other_epsilon(explained: Explained, g: Step, ours: Sequence[Step] = ()) -> Iterator[_Trial]:
+    """Another epsilon, where the first program's is out of sight or, in PyTorch, a setting of an operation."""
     tape = explained.tapes[1]
+    settings = [x for f in ours for x in f.settings.values() if isinstance(x, float) and 0 < x <= 2e-2]
     for number in g.inputs:
         old = scalar_of(tape.values[number])
         if g.name in ("add", "max") and old is not None and 0 < abs(old) <= 2e-2:
-            for value in _EPSILONS:
+            for value in dict.fromkeys([*settings, *_EPSILONS]):
                 if value != old:
                     new = jnp.full_like(jnp.asarray(tape.values[number]), value)
                     yield _run_with(tape, g, {number: new}, f"with eps={value:g} in place of {old:.6g}")

@@ -42,6 +42,16 @@ class Layout:
             numbers = np.ravel_multi_index([turned[self.axes.index(i)] for i in range(len(shape))], shape)
         return array.ravel()[numbers]
 
+    def inverse(self, shape: tuple[int, ...]) -> Layout:
+        """The layout that takes the rearranged array back to its shape."""
+        before, axes = self.before or shape, self.axes or tuple(range(len(self.before or shape)))
+        turned = tuple(before[i] for i in axes)
+        return Layout(
+            before=turned if self.after is not None else None,
+            axes=tuple(map(int, np.argsort(axes))) if self.axes is not None else None,
+            after=shape if self.before is not None else None,
+        )
+
     def __str__(self) -> str:
         parts = [] if self.before is None else [f"reshaped to {list(self.before)}"]
         parts += [] if self.axes is None else [f"transposed {self.axes}"]

@@ -141,6 +141,23 @@ class Explained:
     def _is_right(self, side: int, number: int) -> bool:
         return self.explained(side, number) or self.is_moved_input(side, number)
 
+    def ranked(self, origins: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Origins of both programs, the likely ones first, else in order.
+
+        Likely are those that take what an origin of the other program takes, and those that take constants alone.
+        Others may be part of another formula, which rejoins after what differs.
+        """
+        taken = [{i for n in steps for i in self.tapes[side].steps[n].inputs} for side, steps in enumerate(origins)]
+        return [
+            sorted(steps, key=lambda n, side=side: (not self._is_likely(side, n, taken[1 - side]), n))
+            for side, steps in enumerate(origins)
+        ]
+
+    def _is_likely(self, side: int, number: int, taken: set[int]) -> bool:
+        inputs = [i for i in self.tapes[side].steps[number].inputs if self.fingerprint(side, i).telling]
+        varying = [i for i in inputs if i in self._depending[side]]
+        return not varying or any(not taken.isdisjoint(self.like(side, i)) for i in varying)
+
     def departures(self, side: int) -> list[int]:
         """All steps whose inputs are explained, and whose outputs are not, in order."""
         tape = self.tapes[side]

@@ -145,6 +145,114 @@ def _close(a: np.ndarray, b: np.ndarray) -> bool:
     return bool(np.allclose(wide(a), wide(b), rtol=tolerance, atol=0, equal_nan=True))
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class ParameterMap:
+    """How the parameters of one program are made of those of another.
+
+    Attributes:
+        matches: Which arrays correspond.
+        missing: Names of the first program that the second has no counterpart of.
+        surplus: Names of the second program that the first has no counterpart of.
+    """
+
+    matches: tuple[ParameterMatch, ...]
+    missing: tuple[str, ...]
+    surplus: tuple[str, ...]
+    _first: Mapping[str, np.ndarray]
+    _second: Mapping[str, np.ndarray]
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """For each match the name in the first program, that in the second, and how it is rearranged."""
+        ours, theirs = list(self._first), list(self._second)
+        table = []
+        for m in self.matches:
+            first, second = ours[m.first], theirs[m.second]
+            if m.part is not None:
+                first, second = (m.part.code(first), second) if m.of_first else (first, m.part.code(second))
+            table.append((first, second, str(self._made(m))))
+        return table
+
+    def _made(self, m: ParameterMatch) -> Layout:
+        """How the second's array, or its rows, is made of the first's, or of its rows."""
+        if m.of_first:
+            return m.layout
+        whole = list(self._second.values())[m.second]
+        return m.layout.inverse(whole.shape if m.part is None else m.part.of(whole).shape)
+
+    def code(self) -> str:
+        """A function that makes the second program's arrays of the first's, as Python."""
+        ours, theirs = list(self._first), list(self._second)
+        lines = ["def ported(first):", "    second = {}"]
+        for number, name in enumerate(theirs):
+            for m in [m for m in self.matches if m.second == number]:
+                source = f"np.asarray(first[{ours[m.first]!r}])"
+                source = m.part.code(source) if m.part is not None and m.of_first else source
+                made = self._made(m).code(source)
+                if m.part is None or m.of_first:
+                    lines.append(f"    second[{name!r}] = {made}")
+                    continue
+                array = self._second[name]
+                empty = f"    second[{name!r}] = np.empty({array.shape}, {str(array.dtype)!r})"
+                lines += [] if empty in lines else [empty]
+                lines.append(f"    {m.part.code(f'second[{name!r}]')} = {made}")
+        lines += [f"    # nothing of the first program makes {name!r}" for name in self.surplus]
+        return "\n".join([*lines, "    return second"])
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        title = f"{len(self.matches)} parameters match, {len(self.missing)} are missing, {len(self.surplus)} surplus"
+        table = Table("first", "second", "how", title=title)
+        for row in self.rows():
+            table.add_row(*map(Text, row))
+        for name in self.missing:
+            table.add_row(Text(name), "-", "missing in the second", style="red")
+        for name in self.surplus:
+            table.add_row("-", Text(name), "surplus in the second", style="red")
+        return table
+
+    def __str__(self) -> str:
+        lines = [f"{a} -> {b}{f': {how}' if how else ''}" for a, b, how in self.rows()]
+        lines += [f"{name} -> -: missing in the second" for name in self.missing]
+        return "\n".join([*lines, *[f"- -> {name}: surplus in the second" for name in self.surplus]])
+
+
+def map_parameters(first: Any, second: Any) -> ParameterMap:
+    """How the parameters of one program are made of those of another: which correspond, and in which layout.
+
+    Arrays correspond if they have the same elements, whatever their names: also transposed, reshaped, as rows of a
+    stack, or as rows of a fused array. Constants, such as biases that are still zero, correspond by shape.
+
+    Args:
+        first: A pytree of arrays; also one of PyTorch's tensors, such as `dict(module.named_parameters())`.
+        second: Another.
+
+    Example:
+        >>> import numpy as np
+        >>> from sonde.tools import map_parameters
+        >>> q, k = np.arange(6.0).reshape(2, 3), np.arange(6.0, 12.0).reshape(2, 3)
+        >>> found = map_parameters({"q.weight": q, "k.weight": k}, {"qk": np.concatenate([q.T, k.T], 1)})
+        >>> print(found)
+        q.weight -> qk[:, 0:2]: transposed (1, 0)
+        k.weight -> qk[:, 2:4]: transposed (1, 0)
+    """
+    ours, theirs = _by_name(first), _by_name(second)
+    matches = match_parameters(list(ours.values()), list(theirs.values()))
+    used = {m.first for m in matches}, {m.second for m in matches}
+    spare = {k: x for k, x in enumerate(theirs.values()) if k not in used[1]}
+    for i, x in enumerate(ours.values()):
+        alike = next((k for k, y in spare.items() if y.shape == x.shape and _close(x, y)), None)
+        if i not in used[0] and alike is not None:
+            matches.append(ParameterMatch(i, alike))
+            del spare[alike]
+            used[0].add(i)
+    matches.sort(key=lambda m: (m.first, m.second))
+    missing = tuple(name for i, name in enumerate(ours) if i not in used[0])
+    surplus = tuple(name for k, name in enumerate(theirs) if k in spare)
+    return ParameterMap(tuple(matches), missing, surplus, ours, theirs)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class ParameterDifference:
     """What is not the same in the parameters of two programs.
@@ -205,6 +313,15 @@ def compare_parameters(first: Any, second: Any) -> tuple[ParameterDifference, ..
             differences.append(ParameterDifference(name, "", f"missing in the second: {_type(ours[name])}"))
     differences += [ParameterDifference("", name, f"surplus in the second: {_type(theirs[name])}") for name in spare]
     return tuple(differences)
+
+
+def parameters_of(program: Any) -> dict[str, np.ndarray]:
+    """The parameters of a model by name: those of a PyTorch module, or the arrays of a pytree; empty for a function."""
+    stored = getattr(program, "state_dict", None)
+    tree = program
+    if callable(stored):  # a tied weight is there under several names
+        tree = dict({x.data_ptr(): (name, x) for name, x in reversed(stored().items())}.values())
+    return {name: x for name, x in _by_name(tree).items() if x.dtype != object}
 
 
 def _by_name(tree: Any) -> dict[str, np.ndarray]:

@@ -86,7 +86,7 @@ def find_parting(
     tried: list[list[list[int]]] = []
     ends = [tape.results for tape in explained.tapes]
     for begin, strict in ((starts, False), (starts, True), (ends, False), (ends, True)):
-        origins = [explained.origins(side, begin[side], strict=strict) for side in (0, 1)]
+        origins = explained.ranked([explained.origins(side, begin[side], strict=strict) for side in (0, 1)])
         if any(origins) and origins not in tried:
             tried.append(origins)
             partings.append(_parting(explained, origins, allowed))

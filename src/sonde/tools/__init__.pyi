@@ -1,6 +1,8 @@
 """The public names of `sonde.tools`, each with the module that has it."""
 
+from sonde.port.parameters import ParameterMap as ParameterMap
 from sonde.port.parameters import compare_parameters as compare_parameters
+from sonde.port.parameters import map_parameters as map_parameters
 from sonde.port.torch import torch_records as torch_records
 from sonde.store.streaming.statistics import statistics as statistics
 from sonde.tools.attribution.attribute import Attribution as Attribution

@@ -22,6 +22,7 @@ from sonde.port.difference import Distance, distance, epsilon, wide
 from sonde.port.parting import Parting, find_parting
 from sonde.tools.comparison.differences import Drift, Tolerance, judge
 from sonde.tools.comparison.matching import Match, Pair, Points, match, match_results, rows_of
+from sonde.tools.comparison.page import page_of
 from sonde.tools.comparison.runs import RESULT, Point, Run
 from sonde.tools.comparison.sides import Gradients, Side, gradient_pairs, side_of
 from sonde.tools.reading.heatmap import Drawn, Heat
@@ -69,6 +70,10 @@ class Comparison(Drawn):
         """Writes which values were matched to a JSON file, for `compare(match_paths=path)`."""
         Path(path).write_text(json.dumps({m.first: m.second for m in self.matches}, indent=1), encoding="utf-8")
 
+    def write(self, path: str | Path) -> None:
+        """Writes a page that opens from disk: the verdict, the error over the depth, both programs side by side."""
+        Path(path).write_text(page_of(self), encoding="utf-8")
+
     def jumps(self, n: int = 5) -> list[tuple[Drift, float]]:
         """Where the error grows most from one value to the next, in the order of the first program.
 
@@ -113,13 +118,13 @@ class Comparison(Drawn):
         counts += [counted(len(self.results) - gradients, "result")] if len(self.results) > gradients else []
         counts += [counted(gradients, "gradient")] if gradients else []
         lines = [f"{first}; {' and '.join([', '.join(counts[:-1]), counts[-1]] if counts[:-1] else counts)} compared"]
-        for which, only in (("first", self.only_first), ("second", self.only_second)):
-            if only:
-                lines.append(f"only in the {which}: " + ", ".join(f"{path}[{call}]" for path, call in only))
-        if self.names:
-            lines.append("matched: " + ", ".join(f"{a} = {b}" for a, b in self.names.items()))
         lines += [str(self.parting)] if self.parting is not None else []
         lines += [f"not compared: {reason}" for reason in self.unchecked]
+        for which, only in (("first", self.only_first), ("second", self.only_second)):
+            if only:
+                lines.append(f"only in the {which}: {_some([f'{path}[{call}]' for path, call in only])}")
+        if self.names:
+            lines.append(f"matched: {_some([f'{a} = {b}' for a, b in self.names.items()])}")
         return "\n".join(lines)
 
     def __rich__(self) -> Any:
@@ -141,6 +146,11 @@ class Comparison(Drawn):
             cells += [f"{d.max_abs:.3g}", f"{d.max_rel:.3g}", f"{d.rel_norm:.3g}", allowed, jump, d.note or d.layout]
             table.add_row(*map(Text, cells), style=style)
         return WholePaths(table)
+
+
+def _some(texts: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
 
 
 def _leaf(drift: Drift) -> Leaf:
