@@ -1,6 +1,6 @@
 """Values and gradients of all sites in one pass, against `value_and_grad` alone: is any work done twice?
 
-Temporaries are what the compiled program needs beyond its arguments and outputs. Rematerialisation shows in
+Temporaries are what the compiled program needs beyond its arguments and outputs. Rematerialization shows in
 a loop, whose iterations otherwise keep their intermediates for the backward pass; in a program without loops
 XLA may undo it.
 """

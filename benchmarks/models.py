@@ -153,7 +153,7 @@ def _stepping_ours(state: Any, given: Any, chosen: dict[str, Any]) -> Callable[[
 
 
 def loading() -> list[Row]:
-    """Loading SmolLM2, against reading its tensors, dequantising and copying them."""
+    """Loading SmolLM2, against reading its tensors, dequantizing and copying them."""
     try:
         path = models.path("smollm2")
     except ModuleNotFoundError as error:
@@ -179,7 +179,7 @@ def loading() -> list[Row]:
     def ours() -> Any:
         return jax.tree.leaves(nnx.state(models.load(path)))
 
-    times = interleaved({"read, dequantise and copy": by_hand, "sonde": ours}, seconds=20, min_rounds=4)
+    times = interleaved({"read, dequantize and copy": by_hand, "sonde": ours}, seconds=20, min_rounds=4)
     return [times.row("sonde", "loading SmolLM2 (Q4_1)", LOADED)]
 
 

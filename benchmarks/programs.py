@@ -68,7 +68,7 @@ def program_of(compiled: Any) -> Program:
 
 
 def kernels_of(text: str) -> collections.Counter[str]:
-    """The kernels of an optimised program by kind and shape: instructions that are in no fusion."""
+    """The kernels of an optimized program by kind and shape: instructions that are in no fusion."""
     bodies = _computations(text)
     inside = {name for lines in bodies.values() for line in lines for name in _called(line)}
     found = collections.Counter[str]()

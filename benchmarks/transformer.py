@@ -97,8 +97,8 @@ def model(heads: int = 4, *, remat: bool = False, scan: bool = False) -> Callabl
 
 
 def _normed(x: jax.Array, scale: jax.Array) -> jax.Array:
-    centred = x - x.mean(-1, keepdims=True)
-    return centred * jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-6) * scale
+    centered = x - x.mean(-1, keepdims=True)
+    return centered * jax.lax.rsqrt((centered**2).mean(-1, keepdims=True) + 1e-6) * scale
 
 
 def unmarked(value: jax.Array, name: str) -> jax.Array:

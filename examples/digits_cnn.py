@@ -29,7 +29,7 @@ EPOCHS, BATCH = 15, 64
 
 
 class CNN(nnx.Module):
-    """Two convolutions with batch normalisation, then two dense layers."""
+    """Two convolutions with batch normalization, then two dense layers."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.conv1 = nnx.Conv(1, 16, (3, 3), rngs=rngs)

@@ -1,6 +1,6 @@
 """Trains a small network, looks inside one training step, and reports what is wrong with it.
 
-The network has six layers, and one of them is badly initialised: most of its units never fire. One pass over one
+The network has six layers, and one of them is badly initialized: most of its units never fire. One pass over one
 training step gives statistics of the values and of the gradients of every layer.
 
 Run it with `python examples/look_inside.py`.

@@ -1,4 +1,4 @@
-"""Drawing for the examples: a progress bar that shows the loss, and arrays as coloured cells."""
+"""Drawing for the examples: a progress bar that shows the loss, and arrays as colored cells."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-# From dark to light, so that it is readable in print and for colour-blind people.
+# From dark to light, so that it is readable in print and for color-blind people.
 SHADES = ["#0d0887", "#5302a3", "#8b0aa5", "#b83289", "#db5c68", "#f48849", "#febd2a", "#f0f921"]
-BLOCKS = " ·:-=+*#"  # where there is no colour, as in a log file
+BLOCKS = " ·:-=+*#"  # where there is no color, as in a log file
 
 
 def heat_map(values: Iterable[Iterable[float]], console: Console, low: float = 0.0, high: float | None = None) -> Text:

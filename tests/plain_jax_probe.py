@@ -60,7 +60,7 @@ def use_sonde() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Programs: every higher-order primitive, differentiated, mapped and rematerialised
+# Programs: every higher-order primitive, differentiated, mapped and rematerialized
 # ---------------------------------------------------------------------------------------------------------------------
 
 

@@ -43,7 +43,7 @@ EXPECTED: list[tuple[str, str, tuple[str, ...] | None, str]] = [
     ("_src.interpreters.partial_eval", "custom_partial_eval_rules", None, "has the rules of partial evaluation"),
     ("_src.interpreters.partial_eval", "dce_rules", None, "has the rules of dead-code elimination"),
     ("_src.interpreters.partial_eval", "convert_constvars_jaxpr", None, "makes inputs of constants"),
-    ("_src.interpreters.ad", "primitive_linearizations", None, "has the rules of linearisation"),
+    ("_src.interpreters.ad", "primitive_linearizations", None, "has the rules of linearization"),
     ("_src.interpreters.batching", "batch_jaxpr", ("closed_jaxpr", "axis_data", "in_batched"), "says what is mapped"),
     ("interpreters.batching", "broadcast", ("x", "sz", "axis", "mesh_axis"), "repeats what is not mapped"),
     ("interpreters.batching", "fancy_primitive_batchers", None, "has the batching rules that know the axis"),

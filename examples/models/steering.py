@@ -1,4 +1,4 @@
-"""Steers SmolLM2 towards joy or grief at one layer while it generates, from its third token on."""
+"""Steers SmolLM2 toward joy or grief at one layer while it generates, from its third token on."""
 
 from __future__ import annotations
 

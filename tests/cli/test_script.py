@@ -56,7 +56,7 @@ def test_a_process_finds_the_program_and_ends_with_the_code(write) -> None:
     plain = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}  # a stream that cannot show everything
     done = process("-W", "error", "-m", "sonde.cli", "sites", "model:f", env=plain)
     assert done.returncode == 0 and "gr??e" in done.stdout and done.stderr == ""
-    assert "\x1b[" not in done.stdout  # no colours without a terminal
+    assert "\x1b[" not in done.stdout  # no colors without a terminal
     done = process("-W", "error", "-m", "sonde.cli", "report", "nothing:f")
     assert done.returncode == 2 and done.stdout == "" and "Traceback" not in done.stderr
 

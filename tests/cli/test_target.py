@@ -14,7 +14,7 @@ def test_a_function_that_returns_a_program(write, sonde) -> None:
         assert "layer1/out" in sonde.ok("sites", target)
 
 
-def test_a_file_in_another_folder_imports_its_neighbours(write, sonde, folder) -> None:
+def test_a_file_in_another_folder_imports_its_neighbors(write, sonde, folder) -> None:
     write("WIDTH = 3\n", "far/sizes.py")
     write(
         "from sizes import WIDTH\nimport sonde\n"

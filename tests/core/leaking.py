@@ -186,7 +186,7 @@ CASES: dict[str, Case] = {
         lambda i: sonde.capture(jax.grad(jax.jit(lambda x: marked(x) * i)), grads=True)(X)
     ),
     "capture of a fresh mapped function": Case(lambda i: sonde.capture(jax.vmap(lambda x: marked(x) * i))(X)),
-    "capture of a fresh rematerialised function": Case(
+    "capture of a fresh rematerialized function": Case(
         lambda i: sonde.capture(jax.jit(jax.grad(jax.checkpoint(lambda x: marked(x) * i))), grads=True)(X)
     ),
     "capture with a fresh reduce": Case(lambda i: sonde.capture(jitted, reduce=lambda v: v.mean() * i)(X)),

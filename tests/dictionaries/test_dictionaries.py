@@ -32,7 +32,7 @@ def rows(n, seed):
 def by_hand(dictionary, x):
     """The features, in NumPy, from the formulas."""
     w, b, c = (np.asarray(v[...]) for v in (dictionary.encoder, dictionary.encoder_bias, dictionary.decoder_bias))
-    before = (x - c if dictionary.centred else x) @ w + b
+    before = (x - c if dictionary.centered else x) @ w + b
     if dictionary.activation == "relu":
         return np.maximum(before, 0)
     if dictionary.activation in ("jumprelu", "batchtopk"):
@@ -185,7 +185,7 @@ def test_features_are_below_the_site_of_a_model():
 
 
 def test_loss_recovered():
-    made = Dictionary(12, 12, rngs=nnx.Rngs(0), centred=False)
+    made = Dictionary(12, 12, rngs=nnx.Rngs(0), centered=False)
     perfect = jnp.eye(12)
     made.encoder[...], made.decoder[...] = perfect, perfect
     loss = lambda x: ((sonde.sow(jnp.abs(x), "h") - jnp.abs(x)) ** 2).sum()

@@ -234,7 +234,7 @@ def penzai(kind):
 
     @pz.pytree_dataclass
     class Windows(pz.nn.Layer):
-        """Three neighbours of every position, for a convolution."""
+        """Three neighbors of every position, for a convolution."""
 
         def __call__(self, x, **_):
             hidden = seen(x.unwrap("t", "f") * 2.0, "hidden")

@@ -37,7 +37,7 @@ def call(module, x):
 
 
 def carried(module, x):
-    """Rematerialised in a scan that carries the module."""
+    """Rematerialized in a scan that carries the module."""
 
     def body(carry, _):
         module, x = carry

@@ -1,4 +1,4 @@
-"""Copies of modules, recognised by their arrays."""
+"""Copies of modules, recognized by their arrays."""
 
 import types
 import weakref

@@ -16,7 +16,7 @@ NORMAL = jax.nn.initializers.normal()
 ATTENTION = {
     "plain": lambda nn: nn.MultiHeadDotProductAttention(2),
     "features": lambda nn: nn.MultiHeadAttention(2, qkv_features=8, out_features=3, use_bias=False),
-    "normalised": lambda nn: nn.MultiHeadDotProductAttention(2, normalize_qk=True, out_kernel_init=NORMAL),
+    "normalized": lambda nn: nn.MultiHeadDotProductAttention(2, normalize_qk=True, out_kernel_init=NORMAL),
     "half": lambda nn: nn.MultiHeadDotProductAttention(2, dtype=jnp.bfloat16, force_fp32_for_softmax=True),
     "dropout": lambda nn: nn.MultiHeadDotProductAttention(2, dropout_rate=0.3, deterministic=False),
     "dropout everywhere": lambda nn: nn.MultiHeadDotProductAttention(
@@ -30,7 +30,7 @@ ATTENTION = {
 @pytest.mark.filterwarnings("ignore:SelfAttention will be deprecated")  # by flax
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention(name):
-    check(ATTENTION[name], X, grads=name == "normalised")
+    check(ATTENTION[name], X, grads=name == "normalized")
 
 
 def test_decoding():

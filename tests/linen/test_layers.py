@@ -190,7 +190,7 @@ def weight(nn):
 
 
 @pytest.mark.parametrize("build", [spectral, weight])
-def test_normalised_weights(build):
+def test_normalized_weights(build):
     check(build, X)
 
 

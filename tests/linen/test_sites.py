@@ -314,7 +314,7 @@ def test_sonde_capture_sees_sown_values_under_the_path_of_the_module():
     variables = Model().init(jax.random.key(0), X)
     output, records = sonde.capture(Model().apply)(variables, X)
     np.testing.assert_allclose(output, Model().apply(variables, X))
-    assert {"layer/h", "in_vmap/x", "wrap/norm/normalised"} <= set(records)
+    assert {"layer/h", "in_vmap/x", "wrap/norm/normalized"} <= set(records)
     (_, changed), again = sonde.capture(lambda: Model().apply(variables, X, mutable=["intermediates"]))()
     assert set(again) == set(records)
     np.testing.assert_allclose(changed["intermediates"]["layer"]["h"][0], records["layer/h"].value)

@@ -1,4 +1,4 @@
-"""GGUF files: every architecture that llama.cpp has too, every quantisation that the package `gguf` reads."""
+"""GGUF files: every architecture that llama.cpp has too, every quantization that the package `gguf` reads."""
 
 from __future__ import annotations
 

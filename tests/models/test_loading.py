@@ -153,7 +153,7 @@ def test_dtype_of_the_checkpoint_is_kept(folder: Path) -> None:
 LLAMA_SIZES = {"n_layer": 2, "n_embd": 64, "n_head": 4, "n_head_kv": 2, "n_ff": 96}
 
 
-def write_gguf(path: Path, quantisation: Any) -> dict[str, np.ndarray]:
+def write_gguf(path: Path, quantization: Any) -> dict[str, np.ndarray]:
     """A Llama as llama.cpp stores it; returns what its tensors are under the names of Hugging Face."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(2)
@@ -169,12 +169,12 @@ def write_gguf(path: Path, quantisation: Any) -> dict[str, np.ndarray]:
     def add(name: str, theirs: str, shape: tuple[int, ...], heads: int = 0) -> None:
         array = weights(theirs, shape)
         stored = array
-        if heads:  # llama.cpp pairs neighbours
+        if heads:  # llama.cpp pairs neighbors
             stored = array.reshape(heads, 2, shape[0] // heads // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
-        if len(shape) > 1 and quantisation.name != "F32":
-            packed = gguf.quants.quantize(np.ascontiguousarray(stored), quantisation)
-            writer.add_tensor(name, packed, raw_dtype=quantisation)
-            read = gguf.quants.dequantize(packed, quantisation)
+        if len(shape) > 1 and quantization.name != "F32":
+            packed = gguf.quants.quantize(np.ascontiguousarray(stored), quantization)
+            writer.add_tensor(name, packed, raw_dtype=quantization)
+            read = gguf.quants.dequantize(packed, quantization)
             if heads:
                 read = read.reshape(heads, shape[0] // heads // 2, 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
             plain[theirs] = read

@@ -29,7 +29,7 @@ def test_every_site_of_the_table_is_there_and_no_other(gemma: Any) -> None:
     found = sonde.sites(gemma)(TOKENS)
     gemma.set_attributes(per_head=False)
     paths = {re.sub(r"blocks/\d+/", "blocks/12/", info.path) for info in found}
-    of_norms = ("/normalised", "/factor")
+    of_norms = ("/normalized", "/factor")
     inside_norms = {path for path in paths if path.endswith(of_norms)}
     assert paths - inside_norms == {names.site for names in models.SITES if not names.site.endswith(of_norms)}
     config = gemma.config

@@ -133,13 +133,13 @@ def test_attention(case, dtype, masked, biased, is_causal):
 
 
 @st.composite
-def normalisations(draw):
+def normalizations(draw):
     shape = tuple(draw(st.lists(st.integers(1, 5), min_size=2, max_size=4)))
     axes = st.lists(st.integers(0, len(shape) - 1), min_size=1, max_size=len(shape), unique=True)
     return shape, tuple(draw(axes)), tuple(sorted(draw(axes)))
 
 
-@generated(normalisations(), dtypes, st.booleans(), st.booleans(), st.sampled_from([None, jnp.bfloat16]))
+@generated(normalizations(), dtypes, st.booleans(), st.booleans(), st.sampled_from([None, jnp.bfloat16]))
 def test_layer_norm(case, x_dtype, fast, masked, dtype):
     shape, reduction_axes, feature_axes = case
     layer = nn.LayerNorm(

@@ -1,4 +1,4 @@
-"""Normalisation against both Flax faces."""
+"""Normalization against both Flax faces."""
 
 from __future__ import annotations
 
@@ -227,13 +227,13 @@ NORMS = {
 
 
 @pytest.mark.parametrize("kind", NORMS)
-def test_the_normalised_values_are_seen_and_nothing_changes(draw, kind):
+def test_the_normalized_values_are_seen_and_nothing_changes(draw, kind):
     norm = NORMS[kind]
     x, scale, bias = draw(4, 3, 6), draw(6), draw(6)
     y, seen = sonde.capture(norm)(x, scale, bias)
     np.testing.assert_array_equal(y, norm(x, scale, bias))
     unscaled = norm(x, None, None)
-    np.testing.assert_allclose(seen["normalised"].value, unscaled, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(seen["normalized"].value, unscaled, rtol=1e-6, atol=1e-6)
     doubled = sonde.edit(norm, {"factor": 2 * seen["factor"].value})(x, scale, bias)
     np.testing.assert_allclose(doubled, 2 * norm(x, scale, None) + bias, rtol=1e-5, atol=1e-5)
 
@@ -244,7 +244,7 @@ def test_the_normalised_values_are_seen_and_nothing_changes(draw, kind):
     plain = jax.value_and_grad(loss, (0, 1, 2))(x, scale, bias)
     jax.tree.map(np.testing.assert_array_equal, (value, grads), plain)
     expected = 3 * norm(x, scale, bias) ** 2 * scale
-    np.testing.assert_allclose(seen["normalised"].grad, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(seen["normalized"].grad, expected, rtol=1e-5, atol=1e-5)
 
 
 LAYERS = {

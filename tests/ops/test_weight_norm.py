@@ -1,4 +1,4 @@
-"""Normalised weights against Flax."""
+"""Normalized weights against Flax."""
 
 from __future__ import annotations
 

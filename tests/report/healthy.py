@@ -1,4 +1,4 @@
-"""Healthy networks: newly initialised, on ordinary data. They must have no findings."""
+"""Healthy networks: newly initialized, on ordinary data. They must have no findings."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Newly initialised networks have no findings: false alarms make a tool useless."""
+"""Newly initialized networks have no findings: false alarms make a tool useless."""
 
 import jax
 import jax.numpy as jnp

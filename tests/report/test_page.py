@@ -232,7 +232,7 @@ def test_panels_are_on_the_page():
     assert [p["kind"] for p in data_of(page(report.to_json()))["panels"]] == ["text", "lines"]
 
 
-def test_signs_decide_the_colours_of_a_heat_map():
+def test_signs_decide_the_colors_of_a_heat_map():
     assert HeatMap(title="t", values=[[1, -1]]).data["signed"]
     assert not HeatMap(title="t", values=[[1, 0]]).data["signed"]
     assert HeatMap(title="t", values=[[1, 0]], signed=True).data["signed"]

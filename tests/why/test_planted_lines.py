@@ -213,7 +213,7 @@ def test_the_example_of_a_vmap():
     assert found_in(one_example, 2 * rows.at[2, 1].set(0.5), run=backward).example == (2,)
 
 
-def rematerialised(x):
+def rematerialized(x):
     return jnp.sum(jax.checkpoint(lambda x: jnp.sin(jnp.sqrt(x)))(x))  # FAULT
 
 
@@ -242,7 +242,7 @@ def custom_forward_rule(x):
 
 
 def test_remat_and_custom_derivatives():
-    assert found_in(rematerialised, X, run=jax.jit(jax.grad(rematerialised))).operation == "div"
+    assert found_in(rematerialized, X, run=jax.jit(jax.grad(rematerialized))).operation == "div"
     assert found_in(custom_rule, X, run=jax.jit(jax.grad(custom_rule))).element == "1 / 0"
     assert found_in(custom_forward_rule, X).element == "1 / 0"
 

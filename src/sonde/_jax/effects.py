@@ -73,7 +73,7 @@ def register_partial_evaluation(
 ) -> None:
     """Under remat, `primitive` runs in the forward pass only; the recomputation gets `plain` in its place.
 
-    An effectful equation would otherwise make its operands residuals, which defeats rematerialisation, and would run
+    An effectful equation would otherwise make its operands residuals, which defeats rematerialization, and would run
     twice. Of the operands and outputs of an equation, the first `n_values(params, operands)` are what `plain` passes
     on; other outputs are saved from the forward pass and become further operands of `plain`. Where nothing can be
     saved, `run_again(params)` gives the parameters of an equation that computes them once more; otherwise None.

@@ -173,7 +173,7 @@ def prepare_while_loops_for_remat(
 
     `wants` selects the loops. `prepare` gets the parameters of each selected loop; `recomputed` gets those of its
     forward part and of its recomputation. Parameters that they return replace the loop's own. JAX recomputes a loop in
-    a rematerialised function, and wherever the loop is differentiated. A recomputed loop that JAX cannot transpose must
+    a rematerialized function, and wherever the loop is differentiated. A recomputed loop that JAX cannot transpose must
     be removed as unused, but an effect would count as a use.
     """
     rule: Any = _pe.partial_eval_jaxpr_custom_rules[while_p]
@@ -491,7 +491,7 @@ def kept_when_partially_evaluated(effect_type: type[Effect]) -> InPlace:
 
     JAX itself keeps those that it handles in the default way, and scans. A call, a branch or a jitted function with
     such an equation inside would be lost if its outputs are not used, and with it, for example, a site in a loop in a
-    rematerialised loop body.
+    rematerialized loop body.
     """
     make = _pe.new_eqn_recipe
 

@@ -1,4 +1,4 @@
-"""The story in a terminal: what was found, the attention of the head, the sweep. In colour where there is colour."""
+"""The story in a terminal: what was found, the attention of the head, the sweep. In color where there is color."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sonde.demo.page import letters
 from sonde.demo.sequences import HALF
 from sonde.demo.story import Story
 
-# From dark to light, so that it is readable in print and for colour-blind people.
+# From dark to light, so that it is readable in print and for color-blind people.
 _COLOURS = ["#440154", "#46327e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#a0da39", "#fde725"]
 _SHADES = " ·░░▒▒▓█"
 

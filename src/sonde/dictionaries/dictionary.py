@@ -41,7 +41,7 @@ class Dictionary(nnx.Module):
             a linear map from input to output beside the features. By default a transcoder if `d_out` is given.
         d_out: The width of the output of a transcoder; by default that of the input.
         threshold: The initial threshold of each feature, for `"jumprelu"`.
-        centred: Whether the decoder's bias is subtracted from the input; by default for autoencoders, and only there.
+        centered: Whether the decoder's bias is subtracted from the input; by default for autoencoders, and only there.
         nested: For a Matryoshka dictionary: numbers of features, growing, such that the first so many features alone
             are trained to reconstruct the value, too.
         rngs: Random streams; `params` is used.
@@ -66,7 +66,7 @@ class Dictionary(nnx.Module):
         kind: Kind | None = None,
         d_out: int | None = None,
         threshold: float = 0.01,
-        centred: bool | None = None,
+        centered: bool | None = None,
         nested: Sequence[int] = (),
         rngs: nnx.Rngs,
     ) -> None:
@@ -75,9 +75,9 @@ class Dictionary(nnx.Module):
         self.activation: Activation = activation
         self.k, self.nested = k, tuple(nested)
         self._check()
-        self.centred = self.kind == "autoencoder" if centred is None else centred
-        if self.centred and self.kind != "autoencoder":
-            raise ValueError(f"centred= is for autoencoders, this is a {self.kind}")
+        self.centered = self.kind == "autoencoder" if centered is None else centered
+        if self.centered and self.kind != "autoencoder":
+            raise ValueError(f"centered= is for autoencoders, this is a {self.kind}")
         decoder = jax.random.normal(rngs.params(), (n_features, self.d_out))
         decoder = decoder / jnp.linalg.norm(decoder, axis=1, keepdims=True)
         if self.kind == "autoencoder":
@@ -126,7 +126,7 @@ class Dictionary(nnx.Module):
         x = jnp.asarray(x)
         if x.shape[-1:] != (self.d_in,):
             raise ValueError(f"the dictionary takes values of width {self.d_in}, got shape {x.shape}")
-        if self.centred:
+        if self.centered:
             x = x - self.decoder_bias[...].astype(x.dtype)
         projected = x @ self.encoder[...].astype(x.dtype)
         # The gate reads the same directions as the size of a feature, with its own bias.

@@ -3,7 +3,7 @@
 The arrays are called `W_enc`, `b_enc`, `W_dec`, `b_dec`; with thresholds `threshold`; if gated `b_gate`, `b_mag` and
 `r_mag` in place of `b_enc`; for what skips the features `W_skip`. The architecture says what a dictionary reads and
 writes. SAELens has no transcoders that keep the `k` largest features: a square one is saved as what it computes, a TopK
-autoencoder that is not centred, with its kind under `metadata`; others as `topk_transcoder`, which SAELens refuses.
+autoencoder that is not centered, with its kind under `metadata`; others as `topk_transcoder`, which SAELens refuses.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def save(
         "d_sae": dictionary.n_features,
         "dtype": "float32",
         "device": "cpu",
-        "apply_b_dec_to_input": dictionary.centred,
+        "apply_b_dec_to_input": dictionary.centered,
         "normalize_activations": "none",
         "reshape_activations": "none",
         "metadata": extra,
@@ -145,7 +145,7 @@ def load(folder: str | os.PathLike[str]) -> Dictionary:
             k=k,
             kind=kind,
             d_out=None if kind == "autoencoder" else config.get("d_out"),
-            centred=kind == "autoencoder" and bool(config.get("apply_b_dec_to_input", True)),
+            centered=kind == "autoencoder" and bool(config.get("apply_b_dec_to_input", True)),
             rngs=nnx.Rngs(0),
         )
     except (ValueError, TypeError) as error:

@@ -298,7 +298,7 @@ def _all_features(dictionary: CrossLayerTranscoder, x: jax.Array) -> list[jax.Ar
 def _reset(dictionary: Dictionary, dead: np.ndarray, inputs: np.ndarray, wrong: np.ndarray) -> None:
     """Makes dead features read inputs and write what the output lacks there."""
     rows = wrong / np.maximum(np.linalg.norm(wrong, axis=1, keepdims=True), 1e-8)
-    inputs = inputs - (np.asarray(dictionary.decoder_bias[...]) if dictionary.centred else 0.0)
+    inputs = inputs - (np.asarray(dictionary.decoder_bias[...]) if dictionary.centered else 0.0)
     inputs = inputs / np.maximum(np.linalg.norm(inputs, axis=1, keepdims=True), 1e-8)
     alive = np.setdiff1d(np.arange(dictionary.n_features), dead)
     encoder = np.array(dictionary.encoder[...])

@@ -1,4 +1,4 @@
-"""The release of Flax whose behaviour the faces follow: the newest for the installed JAX.
+"""The release of Flax whose behavior the faces follow: the newest for the installed JAX.
 
 Where releases differ, code asks `follows`; a difference that is only an added name or argument needs no question.
 """

@@ -34,7 +34,7 @@ SITES: tuple[SiteNames, ...] = (
     SiteNames("blocks/12/attn_in", "batch length width", f"{_L}.hook_attn_in", "", "the stream as attention reads it"),
     SiteNames("blocks/12/norm1/factor", "batch length one", "", "", "one over the norm's scale (`ln1.hook_scale`)"),
     SiteNames(
-        "blocks/12/norm1/normalised", "batch length width", f"{_L}.ln1.hook_normalized", "", "before scale and bias"
+        "blocks/12/norm1/normalized", "batch length width", f"{_L}.ln1.hook_normalized", "", "before scale and bias"
     ),
     SiteNames("blocks/12/norm1", "batch length width", "", f"{_B}.input_layernorm", "what attention reads"),
     SiteNames("blocks/12/attn/q", "batch length heads depth", f"{_L}.attn.hook_q", f"{_B}.self_attn.q_proj", "queries"),
@@ -74,7 +74,7 @@ SITES: tuple[SiteNames, ...] = (
     SiteNames("blocks/12/mlp_in", "batch length width", f"{_L}.hook_mlp_in", "", "the stream as the MLP reads it"),
     SiteNames("blocks/12/norm2/factor", "batch length one", "", "", "one over the norm's scale (`ln2.hook_scale`)"),
     SiteNames(
-        "blocks/12/norm2/normalised", "batch length width", f"{_L}.ln2.hook_normalized", "", "before scale and bias"
+        "blocks/12/norm2/normalized", "batch length width", f"{_L}.ln2.hook_normalized", "", "before scale and bias"
     ),
     SiteNames("blocks/12/norm2", "batch length width", "", f"{_B}.post_attention_layernorm", "what the MLP reads"),
     SiteNames(

@@ -310,7 +310,7 @@ def _add_bias(y: jax.Array, bias: jax.Array | None) -> jax.Array:
 
 
 def _wrap(y: jax.Array, axis: int, *, period: int, lean_right: bool) -> jax.Array:
-    """Wrap a longer array around a circle of length `period`, centred, and add elements that coincide.
+    """Wrap a longer array around a circle of length `period`, centered, and add elements that coincide.
 
     Centred means that as much hangs over on the left as on the right; an odd element is on the side that keeps a
     transposed kernel aligned with the convolution that it is the gradient of.

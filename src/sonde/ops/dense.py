@@ -19,7 +19,7 @@ from sonde.ops.checks import expect_rank, expect_size
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_all, promote_dtype
 
 DotGeneral = Callable[..., jax.Array]
-"""A replacement for `jax.lax.dot_general`, for quantised products and the like."""
+"""A replacement for `jax.lax.dot_general`, for quantized products and the like."""
 
 
 def given(**options: Any) -> dict[str, Any]:

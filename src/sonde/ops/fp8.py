@@ -120,7 +120,7 @@ def dot_general_with_precision(
 ) -> jax.Array:
     """`lax.dot_general`, fast in the forward pass and exact in the backward pass, whatever `precision` is.
 
-    XLA recognises products of 8-bit arrays by this.
+    XLA recognizes products of 8-bit arrays by this.
     """
     return lax.dot_general(lhs, rhs, dimension_numbers, precision=lax.Precision.DEFAULT)
 

@@ -1,4 +1,4 @@
-"""Normalisation by mean and variance: batch, layer, RMS, group and instance norm are one computation.
+"""Normalization by mean and variance: batch, layer, RMS, group and instance norm are one computation.
 
 They differ in the axes that are averaged over (`reduction_axes`) and the axes that `scale` and `bias` have
 (`feature_axes`). `moments` averages, `normalize` applies, and one function per layer chooses the axes.
@@ -9,9 +9,9 @@ Sharp edges:
 - `use_fast_variance` computes E[x²] - E[x]², clipped at zero: one pass and, with an axis name, one
   collective. It loses digits when the mean is much larger than the spread; then switch it off.
 - With a mask and an axis name, every device has the same weight, however many of its elements are masked.
-- A mask changes the statistics only; masked elements are still normalised.
+- A mask changes the statistics only; masked elements are still normalized.
 
-Sites: `factor`, one over the deviation, and `normalised`, the values before scale and bias. With the factor held
+Sites: `factor`, one over the deviation, and `normalized`, the values before scale and bias. With the factor held
 constant, a norm is linear: attribution graphs rely on it.
 """
 
@@ -175,24 +175,24 @@ def normalize(
     return jnp.asarray(_scaled(y, factor, scale, bias), out_dtype)
 
 
-def _scaled(centred: jax.Array, factor: jax.Array, scale: jax.Array | None, bias: jax.Array | None) -> jax.Array:
-    """`centred * factor * scale + bias`, with a site before the scale."""
+def _scaled(centered: jax.Array, factor: jax.Array, scale: jax.Array | None, bias: jax.Array | None) -> jax.Array:
+    """`centered * factor * scale + bias`, with a site before the scale."""
 
     def shifted(y: jax.Array) -> jax.Array:
         return y if bias is None else y + bias
 
     if scale is None:
-        return shifted(sow(centred * factor, "normalised"))
+        return shifted(sow(centered * factor, "normalized"))
     # The factor is scaled first, as in Flax: another order differs in the last digit. So the values before the scale do
     # not occur.
-    y = shifted(centred * (factor * scale))
+    y = shifted(centered * (factor * scale))
     if not sows_are_seen():
         return y
     # A capture must not change the result, not even in its last digit: the sum above stays, and an edit is added as a
     # difference. Where a difference has no meaning, the site's value is scaled and shifted.
-    normalised = centred * factor
-    seen = sow(normalised, "normalised")
-    return jnp.where(jnp.isfinite(normalised), y + (seen - normalised) * scale, shifted(seen * scale))
+    normalized = centered * factor
+    seen = sow(normalized, "normalized")
+    return jnp.where(jnp.isfinite(normalized), y + (seen - normalized) * scale, shifted(seen * scale))
 
 
 def batch_norm(
@@ -211,7 +211,7 @@ def batch_norm(
     promote_dtype: PromoteDtype | None = promote_dtype,
     **averaging: Unpack[Averaging],
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Normalise every feature over the batch, or by running averages.
+    """Normalize every feature over the batch, or by running averages.
 
     Args:
         x: the inputs.
@@ -219,7 +219,7 @@ def batch_norm(
         bias: one number per feature, or None.
         running_mean: one number per feature.
         running_var: one number per feature.
-        use_running_average: normalise by the running averages and leave them as they are.
+        use_running_average: normalize by the running averages and leave them as they are.
         axis: the feature axis or axes; all others are averaged over.
         momentum: the weight of the old running averages.
         epsilon: added to the variance.
@@ -229,7 +229,7 @@ def batch_norm(
         **averaging: the mapped axis to average over as well, and so on; see `moments`.
 
     Returns:
-        The normalised inputs, and the new running mean and variance. No gradient flows into those two.
+        The normalized inputs, and the new running mean and variance. No gradient flows into those two.
 
     Raises:
         LayerInputError: the inputs have another number of features, or the mask does not fit.
@@ -271,7 +271,7 @@ def layer_norm(
     promote_dtype: PromoteDtype | None = promote_dtype,
     **averaging: Unpack[Averaging],
 ) -> jax.Array:
-    """Normalise every position over its features. With `use_mean=False` this is RMS norm.
+    """Normalize every position over its features. With `use_mean=False` this is RMS norm.
 
     Args:
         x: the inputs.
@@ -331,7 +331,7 @@ def instance_norm(
     feature_axes: Axes = -1,
     **options: Any,
 ) -> jax.Array:
-    """Normalise every feature of every example over the axes between batch and features; options as in `layer_norm`.
+    """Normalize every feature of every example over the axes between batch and features; options as in `layer_norm`.
 
     Args:
         x: `(batch, ..., features)`.
@@ -368,7 +368,7 @@ def group_norm(
     promote_dtype: PromoteDtype | None = promote_dtype,
     **averaging: Unpack[Averaging],
 ) -> jax.Array:
-    """Normalise groups of features of every example.
+    """Normalize groups of features of every example.
 
     Args:
         x: `(batch, ..., features)`.

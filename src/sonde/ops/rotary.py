@@ -1,7 +1,7 @@
 """Rotary position embeddings, and the ways in which checkpoints scale them to longer texts.
 
 A head's features are taken in pairs, and every pair is rotated by an angle: position times the frequency of the pair.
-Feature `i` is paired with feature `i + width/2` (the layout of Hugging Face checkpoints), or with its neighbour if
+Feature `i` is paired with feature `i + width/2` (the layout of Hugging Face checkpoints), or with its neighbor if
 `interleaved`. Only the first `width` features are rotated; the rest pass unchanged.
 
 Sharp edge: `dynamic` and `longrope` frequencies depend on the length of the text. Here that is the length of each row,

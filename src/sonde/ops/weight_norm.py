@@ -1,4 +1,4 @@
-"""Normalisation of weights instead of values: by their length, or by their largest singular value."""
+"""Normalization of weights instead of values: by their length, or by their largest singular value."""
 
 from __future__ import annotations
 

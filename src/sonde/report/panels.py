@@ -43,7 +43,7 @@ class Panel:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeatMap(Panel):
-    """A matrix as colours: a patch sweep, an attention pattern.
+    """A matrix as colors: a patch sweep, an attention pattern.
 
     Attributes:
         values: Two axes: rows, columns.
@@ -52,8 +52,8 @@ class HeatMap(Panel):
         row_title: The title of the rows.
         column_title: The title of the columns.
         signed: Whether zero is the middle: blue below, red above. By default if there are negative numbers.
-        low: The value of the darkest colour; the smallest value by default.
-        high: The value of the brightest colour; the largest value by default.
+        low: The value of the darkest color; the smallest value by default.
+        high: The value of the brightest color; the largest value by default.
         texts: Texts for the cells, row by row; the numbers, if empty.
 
     Example:

@@ -212,11 +212,11 @@ def _of_attention(x: Any, lead: int, xp: Any) -> dict[str, Any]:
     n, least, most = _reduced([(x > 0, "sum"), (xp.where(x > 0, x, np.inf), "min"), (x, "max")], (lead + 3,), xp)
     top = xp.argmax(x, -1)
     # The key that a head attends to most, over all queries.
-    favourite = xp.argmax(xp.sum(x, (lead, lead + 2)), -1).astype(np.int32)
+    favorite = xp.argmax(xp.sum(x, (lead, lead + 2)), -1).astype(np.int32)
     several = n > 1
     flat = several & (xp.maximum(most * n - 1, 1 - least * n) < FLAT)
     # A causal mask leaves the first query only one key, so it is ignored.
-    sharp = (most > NEARLY_ONE) & (xp.arange(queries) > 0) & (top == xp.expand_dims(favourite, (lead, lead + 2)))
+    sharp = (most > NEARLY_ONE) & (xp.arange(queries) > 0) & (top == xp.expand_dims(favorite, (lead, lead + 2)))
     opened, flattened, sharpened = _reduced([(c, "sum") for c in (several, flat, sharp)], (lead, lead + 2), xp)
     # 1 for equal weights, 0 for one key only. NumPy evaluates the logarithm of zeros that are not used.
     entropies = xp.sum(xp.where(x > 0, -x * xp.log(xp.where(x > 0, x, 1)), 0), -1)
@@ -226,7 +226,7 @@ def _of_attention(x: Any, lead: int, xp: Any) -> dict[str, Any]:
         "head_open": opened,
         "head_flat": flattened,
         "head_key": sharpened,
-        "head_which": favourite,
+        "head_which": favorite,
         "head_entropy": xp.sum(entropies, (lead, lead + 2)),
         **_looked_at(x, lead, xp),
     }

@@ -1,4 +1,4 @@
-"""Steps that differentiate, or say how to: rematerialisation, functions with their own rules, gradients inside."""
+"""Steps that differentiate, or say how to: rematerialization, functions with their own rules, gradients inside."""
 
 from __future__ import annotations
 

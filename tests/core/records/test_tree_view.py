@@ -23,7 +23,7 @@ def program(layers, *, broken=-1):
     def run(x):
         for i in range(layers):
             with sonde.scope(f"decoder/blocks/{i}/self_attention"):
-                x = sonde.sow(jnp.log(-x - 1) if i == broken else x + 1, "normalised_scores")
+                x = sonde.sow(jnp.log(-x - 1) if i == broken else x + 1, "normalized_scores")
         return sonde.sow(x.sum(), "end")
 
     return run
@@ -32,7 +32,7 @@ def program(layers, *, broken=-1):
 def test_the_tree_keeps_order_and_whole_paths():
     text = sonde.capture(program(3))(X)[1]._repr_html_()
     paths = [re.sub("<[^>]*>", "", code) for code in re.findall(r"<code.*?</code>", text)]
-    assert paths == [f"decoder/blocks/{i}/self_attention/normalised_scores" for i in range(3)] + ["end"]
+    assert paths == [f"decoder/blocks/{i}/self_attention/normalized_scores" for i in range(3)] + ["end"]
     assert "float32[2,3]" in text and "1 to 6" in text and "<rect" in text and "data:image/png" in text
     assert "<details open>" in text and "not finite" not in text
 
@@ -74,7 +74,7 @@ def test_paths_stay_whole_in_narrow_terminals(name, width):
     console.print(RESULTS[name]())
     text = console.export_text()
     for i in range(3):
-        path = f"decoder/blocks/{i}/self_attention/normalised_scores"
+        path = f"decoder/blocks/{i}/self_attention/normalized_scores"
         assert path in (text if width >= len(path) else text.replace("\n", ""))
     assert "…" not in text
 
@@ -160,7 +160,7 @@ def test_statistics_of_a_long_loop_show_iterations_that_are_wrong():
 
 
 def test_a_record_shows_its_calls_and_pictures():
-    record = sonde.capture(program(1))(X)[1]["decoder/blocks/0/self_attention/normalised_scores"]
+    record = sonde.capture(program(1))(X)[1]["decoder/blocks/0/self_attention/normalized_scores"]
     assert "data:image/png" in record._repr_html_()
     console = Console(width=50, file=io.StringIO(), record=True)
     console.print(record)

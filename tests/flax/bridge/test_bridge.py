@@ -78,7 +78,7 @@ def test_linen_inside_nnx():
     compared(use)
 
 
-def test_linen_deep_inside_nnx_is_initialised_by_a_call():
+def test_linen_deep_inside_nnx_is_initialized_by_a_call():
     def use(nnx, linen):
         class Outer(nnx.Module):
             def __init__(self, rngs):

@@ -1,4 +1,4 @@
-"""Normalisation layers against Flax; the arithmetic has more cases in tests/ops."""
+"""Normalization layers against Flax; the arithmetic has more cases in tests/ops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers whose parameters are normalised."""
+"""Layers whose parameters are normalized."""
 
 from __future__ import annotations
 

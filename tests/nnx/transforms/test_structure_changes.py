@@ -171,7 +171,7 @@ def test_pop_inside_jit():
     np.testing.assert_array_equal(before[...], [5, 5])
 
 
-def test_lazy_initialisation_traces_twice_and_no_more():
+def test_lazy_initialization_traces_twice_and_no_more():
     traces = []
 
     class Lazy(nnx.Module):

@@ -165,7 +165,7 @@ def test_nothing_is_louder_than_nan() -> None:
     assert "not finite at 1" in summary._repr_html_() and "3 not finite<" in summary._repr_html_()
     assert "not finite in 1" in summary.html() and ">3<" in summary.html()
     fine = summarize(f)(X)._repr_html_()
-    assert "not finite" not in fine and ">10<" in fine  # numbers, not only colours
+    assert "not finite" not in fine and ">10<" in fine  # numbers, not only colors
     many = summarize(lambda x: [sow(x, f"h{i}") for i in range(100)])(X).html()
     assert "40 more rows" in many and many.count("<table") == 2
 

@@ -56,7 +56,7 @@ _free = _Free()
 
 
 def new_token(number: Any) -> np.ndarray:
-    """A number, or an array of them, that can be recognised later as one of ours."""
+    """A number, or an array of them, that can be recognized later as one of ours."""
     shape = np.shape(number)
     return np.ndarray(shape, TOKEN, _Memory(np.asarray(number, TOKEN).tobytes())) if shape else _free.token(number)
 

@@ -8,7 +8,7 @@ so that JAX's dead-code passes keep it although its output is not used. `operand
 `marker_p` is the linear part: differentiating a site puts a marker on the tangent, and transposing the marker is a site
 on the cotangent. That is how gradients are seen in the pass that computes them. A marker has no effect.
 
-`plain_p` replaces a site where a value is computed a second time (rematerialisation). It passes the values on and,
+`plain_p` replaces a site where a value is computed a second time (rematerialization). It passes the values on and,
 when it is differentiated itself, marks their tangents.
 """
 

@@ -202,7 +202,7 @@ def _check_told_apart(gradient: Item, candidates: _Candidates) -> None:
             site = gradient.site
             raise CaptureError(
                 f"the gradient at site {same[0].item.path!r} ({site.line}) belongs to one of {len(same)} calls that "
-                "cannot be told apart: it is computed in a while_loop in a rematerialised function that is called "
+                "cannot be told apart: it is computed in a while_loop in a rematerialized function that is called "
                 "several times; capture without `grads`, or take the gradient outside the loop"
             )
 

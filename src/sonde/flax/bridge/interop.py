@@ -39,7 +39,7 @@ def linen_in_bridge_mdl(linen_module: Any, name: str | None = None) -> Any:
 
 
 class _Linen(ToNNX):
-    """A linen module that is initialised when the run is an `init`."""
+    """A linen module that is initialized when the run is an `init`."""
 
     def __init__(self, module: Any, scope: Scope):
         super().__init__(module, rngs=scope.rngs)

@@ -1,4 +1,4 @@
-"""`Module`: an nnx Module that is written, initialised and applied like a linen module.
+"""`Module`: an nnx Module that is written, initialized and applied like a linen module.
 
 Fields are declared as in a dataclass; submodules and parameters are made in `setup` or in a method marked `compact`;
 `init` returns the variables and `apply` takes them. While a method runs, its parameters are `nnx.Param` in attributes.
@@ -209,7 +209,7 @@ class Module(nnx.Module, metaclass=ModuleMeta):
         return scope
 
     def param(self, name: str, init_fn: Callable[..., Any], *init_args: Any, unbox: bool = True, **kwargs: Any) -> Any:
-        """A parameter, made when the module is initialised.
+        """A parameter, made when the module is initialized.
 
         Args:
             name: its name.

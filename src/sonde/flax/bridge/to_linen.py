@@ -18,7 +18,7 @@ from sonde.flax.bridge.variables import leaves_of, state_without_keys, to_collec
 
 
 class HostOfNnx:
-    """The behaviour of `ToLinen`, for either library."""
+    """The behavior of `ToLinen`, for either library."""
 
     nnx_class: Any
     args: Sequence[Any]

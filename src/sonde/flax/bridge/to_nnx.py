@@ -74,7 +74,7 @@ def keys_of(rngs: Any) -> dict[str, Any]:
 
 
 class HostOfLinen:
-    """The behaviour of `ToNNX`, for either library."""
+    """The behavior of `ToNNX`, for either library."""
 
     _library: Library
     to_nnx__module: Any

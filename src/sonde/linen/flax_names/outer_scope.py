@@ -1,7 +1,7 @@
 """A scope made with `flax.core` as the parent of a module: both see the same variables.
 
 Code that works with `flax.core` by hand makes a `flax.core.Scope` and gives it to a module as its parent. Flax is not
-imported here; a scope is recognised by its attributes.
+imported here; a scope is recognized by its attributes.
 """
 
 from __future__ import annotations

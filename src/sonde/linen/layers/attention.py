@@ -180,7 +180,7 @@ class MultiHeadDotProductAttention(Module):
         use_bias: Whether the linear maps have biases.
         attention_fn: A replacement for `dot_product_attention`; it gets the keyword arguments that it knows.
         decode: Whether to keep keys and values in the collection `cache` and take one position per call.
-        normalize_qk: Whether queries and keys are normalised.
+        normalize_qk: Whether queries and keys are normalized.
         force_fp32_for_softmax: Whether softmax runs in float32.
         qkv_dot_general, qkv_dot_general_cls: Replace `jax.lax.dot_general` in the linear maps before attention.
         out_dot_general, out_dot_general_cls: Replace `jax.lax.dot_general` in the linear map after attention.

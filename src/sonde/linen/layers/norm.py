@@ -1,4 +1,4 @@
-"""Normalisation of activations: `BatchNorm`, `LayerNorm`, `RMSNorm`, `GroupNorm`, `InstanceNorm`."""
+"""Normalization of activations: `BatchNorm`, `LayerNorm`, `RMSNorm`, `GroupNorm`, `InstanceNorm`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _sizes(x: jax.Array, axes: Axes) -> tuple[int, ...]:
 
 
 class BatchNorm(Module):
-    """Normalises every feature over the batch, or by running averages, which are in the collection `batch_stats`.
+    """Normalizes every feature over the batch, or by running averages, which are in the collection `batch_stats`.
 
     Attributes:
         use_running_average: Whether to use the running averages; may be given to the call instead.
@@ -81,7 +81,7 @@ class BatchNorm(Module):
 
     @compact
     def __call__(self, x: jax.Array, use_running_average: bool | None = None, *, mask: Any = None) -> jax.Array:
-        """Normalises the inputs.
+        """Normalizes the inputs.
 
         Args:
             x: The inputs.
@@ -115,7 +115,7 @@ class BatchNorm(Module):
 
 
 class LayerNorm(Module):
-    """Normalises every position over its features.
+    """Normalizes every position over its features.
 
     Attributes:
         epsilon: Added to the variance.
@@ -149,7 +149,7 @@ class LayerNorm(Module):
 
     @compact
     def __call__(self, x: jax.Array, *, mask: Any = None) -> jax.Array:
-        """Normalises the inputs; `mask` says which elements count for the statistics."""
+        """Normalizes the inputs; `mask` says which elements count for the statistics."""
         x = jnp.asarray(x)
         scale, bias = scale_and_bias(self, _sizes(x, self.feature_axes), use_bias=self.use_bias)
         return ops.layer_norm(
@@ -180,7 +180,7 @@ class RMSNorm(Module):
 
     @compact
     def __call__(self, x: jax.Array, *, mask: Any = None) -> jax.Array:
-        """Normalises the inputs; `mask` says which elements count for the statistics."""
+        """Normalizes the inputs; `mask` says which elements count for the statistics."""
         x = jnp.asarray(x)
         scale, _ = scale_and_bias(self, _sizes(x, self.feature_axes), use_bias=False)
         return ops.rms_norm(
@@ -194,7 +194,7 @@ class RMSNorm(Module):
 
 
 class GroupNorm(Module):
-    """Normalises groups of features of every example; the groups are given by their number or by their size.
+    """Normalizes groups of features of every example; the groups are given by their number or by their size.
 
     Attributes:
         num_groups: The number of groups; None if `group_size` is given.
@@ -221,7 +221,7 @@ class GroupNorm(Module):
 
     @compact
     def __call__(self, x: jax.Array, *, mask: Any = None) -> jax.Array:
-        """Normalises the inputs; `mask` says which elements count for the statistics."""
+        """Normalizes the inputs; `mask` says which elements count for the statistics."""
         x = jnp.asarray(x)
         features = x.shape[-1]
         groups = ops.group_count(features, num_groups=self.num_groups, group_size=self.group_size)
@@ -238,7 +238,7 @@ class GroupNorm(Module):
 
 
 class InstanceNorm(Module):
-    """Normalises every feature of every example over the axes between batch and features; fields as in `LayerNorm`."""
+    """Normalizes every feature of every example over the axes between batch and features; fields as in `LayerNorm`."""
 
     epsilon: float = 1e-6
     dtype: Any = None
@@ -255,7 +255,7 @@ class InstanceNorm(Module):
 
     @compact
     def __call__(self, x: jax.Array, *, mask: Any = None) -> jax.Array:
-        """Normalises the inputs; `mask` says which elements count for the statistics."""
+        """Normalizes the inputs; `mask` says which elements count for the statistics."""
         x = jnp.asarray(x)
         scale, bias = scale_and_bias(self, _sizes(x, self.feature_axes), use_bias=self.use_bias)
         return ops.instance_norm(x, scale, bias, feature_axes=self.feature_axes, mask=mask, **_shared_options(self))

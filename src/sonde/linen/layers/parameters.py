@@ -24,7 +24,7 @@ def kernel_and_bias(
 
 
 def scale_and_bias(module: Any, shape: Sequence[int], *, use_bias: bool) -> tuple[Any, Any]:
-    """The scale and the bias of a normalising layer; None for each that it does not have."""
+    """The scale and the bias of a normalizing layer; None for each that it does not have."""
     scale = module.param("scale", module.scale_init, tuple(shape), module.param_dtype) if module.use_scale else None
     bias = module.param("bias", module.bias_init, tuple(shape), module.param_dtype) if use_bias else None
     return scale, bias

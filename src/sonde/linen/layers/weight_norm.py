@@ -1,7 +1,7 @@
-"""Normalisation of another layer's weights: `SpectralNorm` and `WeightNorm`.
+"""Normalization of another layer's weights: `SpectralNorm` and `WeightNorm`.
 
-The layer sees its parameters normalised (`nn.map_variables`); they are stored as they are. The variables of the
-normalisation are named after the parameter: `Dense_0/kernel/scale`.
+The layer sees its parameters normalized (`nn.map_variables`); they are stored as they are. The variables of the
+normalization are named after the parameter: `Dense_0/kernel/scale`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SpectralNorm(Module):
         layer_instance: The layer.
         n_steps: The number of steps of power iteration in each call.
         epsilon: Added to squared lengths.
-        dtype: The dtype of the normalised weights; None derives it from the weights.
+        dtype: The dtype of the normalized weights; None derives it from the weights.
         param_dtype: The dtype of the iteration's state.
         error_on_non_matrix: Whether weights with more than two axes are an error; otherwise all axes but the last are
             merged.
@@ -52,7 +52,7 @@ class SpectralNorm(Module):
 
     @compact
     def __call__(self, *args: Any, update_stats: bool, **kwargs: Any) -> Any:
-        """Calls the layer with normalised weights.
+        """Calls the layer with normalized weights.
 
         Args:
             *args: Arguments for the layer.
@@ -60,17 +60,17 @@ class SpectralNorm(Module):
             **kwargs: Keyword arguments for the layer.
         """
 
-        def normalised(variables: Any) -> Any:
-            return jax.tree_util.tree_map_with_path(lambda p, w: self._normalise(p, w, update_stats), variables)
+        def normalized(variables: Any) -> Any:
+            return jax.tree_util.tree_map_with_path(lambda p, w: self._normalize(p, w, update_stats), variables)
 
         def call(layer: Module) -> Any:
             return layer(*args, **kwargs)  # pyright: ignore[reportCallIssue]
 
-        lifted = map_variables(call, trans_in_fn=normalised, init=self.is_initializing(), mutable=True)
+        lifted = map_variables(call, trans_in_fn=normalized, init=self.is_initializing(), mutable=True)
         return lifted(self.layer_instance)
 
     @nowrap
-    def _normalise(self, path: Any, weight: Any, update_stats: bool) -> jax.Array:
+    def _normalize(self, path: Any, weight: Any, update_stats: bool) -> jax.Array:
         weight = jnp.asarray(weight)
         if weight.ndim <= 1 or self.n_steps < 1:
             return weight
@@ -86,12 +86,12 @@ class SpectralNorm(Module):
         key = self.make_rng("params") if make_key else None
         u = self.variable(self.collection_name, f"{name}/u", jax.random.normal, key, shape, self.param_dtype)
         sigma = self.variable(self.collection_name, f"{name}/sigma", jnp.ones, (), self.param_dtype)
-        normalised, new_u, new_sigma = ops.spectral_norm(
+        normalized, new_u, new_sigma = ops.spectral_norm(
             weight, u.value, n_steps=self.n_steps, epsilon=self.epsilon, dtype=self.dtype
         )
         if update_stats:
             u.value, sigma.value = new_u, new_sigma
-        return normalised
+        return normalized
 
 
 class WeightNorm(Module):
@@ -100,12 +100,12 @@ class WeightNorm(Module):
     Attributes:
         layer_instance: The layer.
         epsilon: Added to squared lengths.
-        dtype: The dtype of the normalised weights; None derives it from the weights.
+        dtype: The dtype of the normalized weights; None derives it from the weights.
         param_dtype: The dtype of the scale.
         use_scale: Whether to multiply by a learned scale.
         scale_init: Initializer of the scale.
         feature_axes: The axes along which every position has its own length; None for a single length.
-        variable_filter: Only variables whose path contains one of these are normalised; None for all.
+        variable_filter: Only variables whose path contains one of these are normalized; None for all.
     """
 
     layer_instance: Module
@@ -119,18 +119,18 @@ class WeightNorm(Module):
 
     @compact
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the layer with normalised weights."""
+        """Calls the layer with normalized weights."""
 
-        def normalised(variables: Any) -> Any:
-            return jax.tree_util.tree_map_with_path(self._normalise, variables)
+        def normalized(variables: Any) -> Any:
+            return jax.tree_util.tree_map_with_path(self._normalize, variables)
 
         def call(layer: Module) -> Any:
             return layer(*args, **kwargs)  # pyright: ignore[reportCallIssue]
 
-        return map_variables(call, trans_in_fn=normalised, init=self.is_initializing())(self.layer_instance)
+        return map_variables(call, trans_in_fn=normalized, init=self.is_initializing())(self.layer_instance)
 
     @nowrap
-    def _normalise(self, path: Any, weight: Any) -> jax.Array:
+    def _normalize(self, path: Any, weight: Any) -> jax.Array:
         weight = jnp.asarray(weight)
         name = _name(self.layer_instance, path)
         if self.variable_filter and not any(part in name for part in self.variable_filter):

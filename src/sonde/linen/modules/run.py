@@ -271,7 +271,7 @@ def lazy_init(
     If one differs, Flax 0.12.12 computes it from zeros; so does this function, with a warning.
 
     Raises:
-        LazyInitError: a variable depends on an input that was given as a shape, with the behaviour of Flax 0.12.8.
+        LazyInitError: a variable depends on an input that was given as a shape, with the behavior of Flax 0.12.8.
     """
     unknown, known = split_arrays((args, kwargs), lambda x: isinstance(x, jax.ShapeDtypeStruct))
 

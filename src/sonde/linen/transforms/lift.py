@@ -98,9 +98,9 @@ class Lifting:
             collections = {name: unfreeze(tree) for group in variables for name, tree in group[i].items()}
             streams = {name: stream for group in rngs for name, stream in group[i].items()}
             *around, name = scope.debug_path or ("",)
-            labelled = (*around, f"{self._label}({name})")
+            labeled = (*around, f"{self._label}({name})")
             opened.append(
-                Scope(run, collections, path=scope.path, debug_path=labelled, streams=streams, counts=scope.counts)
+                Scope(run, collections, path=scope.path, debug_path=labeled, streams=streams, counts=scope.counts)
             )
         inner = [opened[i].descend(path) for i, path in self._places]
         output = perform(run, opened, lambda: body(inner, *args, **kwargs))

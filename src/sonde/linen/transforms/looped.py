@@ -297,7 +297,7 @@ def remat_scan(
     split_rngs: Mapping[Any, bool] = FrozenDict({True: True}),
     methods: Any = None,
 ) -> Any:
-    """A module class or function `(module, carry) -> carry` in nested loops, with each iteration rematerialised.
+    """A module class or function `(module, carry) -> carry` in nested loops, with each iteration rematerialized.
 
     With lengths (a, b) there are a * b iterations, and memory for a + b of them.
 
@@ -348,7 +348,7 @@ def _remat_scan(
             carry = run_checkpoint(inner, body, (carry,), {}, prevent_cse=False, policy=policy)
         return carry, None
 
-    def rematerialised(scopes: Sequence[Scope], carry: Any) -> Any:
+    def rematerialized(scopes: Sequence[Scope], carry: Any) -> Any:
         if len(lengths) == 1:
             return iteration(scopes, carry)
         return run_checkpoint(bridge.on(scopes), iteration, (carry,), {}, prevent_cse=False, policy=policy)
@@ -364,7 +364,7 @@ def _remat_scan(
         "_split_transpose": False,
         "check_constancy_invariants": True,
     }
-    return _scan(bridge, rematerialised, args, {}, **scan_options, **options)[0]
+    return _scan(bridge, rematerialized, args, {}, **scan_options, **options)[0]
 
 
 def while_loop(

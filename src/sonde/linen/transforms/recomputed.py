@@ -76,12 +76,12 @@ def run_checkpoint(
 ) -> Any:
     """Runs a body under `jax.checkpoint`."""
     lifting = Lifting(bridge.scopes, "remat", variables=(variables,), changes=(variables,), rngs=(rngs,))
-    rematerialised = jax.checkpoint(
+    rematerialized = jax.checkpoint(
         lambda variables, rngs, *args, **kwargs: lifting.call(body, variables, rngs, *args, **kwargs),
         prevent_cse=prevent_cse,
         static_argnums=tuple(i + 1 for i in static_argnums if i > 0),
         policy=policy,
     )
-    output, changes = rematerialised(lifting.variables, lifting.rngs, *args, **kwargs)
+    output, changes = rematerialized(lifting.variables, lifting.rngs, *args, **kwargs)
     lifting.publish(changes)
     return output

@@ -145,7 +145,7 @@ def changes_of(architecture: str, raw: dict[str, Any]) -> Callable[[str], Change
 
 
 def _paired_apart(x: np.ndarray, heads: int) -> np.ndarray:
-    """Reorders the features of a head so that the first half is paired with the second, not neighbours."""
+    """Reorders the features of a head so that the first half is paired with the second, not neighbors."""
     return x.reshape(heads, x.shape[0] // heads // 2, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
 

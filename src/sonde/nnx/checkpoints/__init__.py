@@ -5,7 +5,7 @@ in `.safetensors` is a safetensors file, any other an orbax directory. Both pack
 needed: `pip install 'sonde-jax[checkpoints]'`, `pip install 'sonde-jax[safetensors]'`.
 
 The orbax directories are those that orbax writes for `flax.nnx.state(model)` or, with `pure=True`, for
-`nnx.to_pure_dict` of it; both are recognised when they are read. So checkpoints move between Sonde and Flax in both
+`nnx.to_pure_dict` of it; both are recognized when they are read. So checkpoints move between Sonde and Flax in both
 directions.
 
     from sonde.nnx import checkpoints

@@ -130,10 +130,10 @@ class MultiHeadAttention(Module):
         use_bias: whether projections have biases.
         attention_fn: the function to use in place of `nnx.dot_product_attention`.
         decode: whether calls take one position and write it into a cache; the call can override it.
-        normalize_qk: whether queries and keys are normalised before they are compared.
+        normalize_qk: whether queries and keys are normalized before they are compared.
         qkv_promote_dtype: how the first projections cast their arrays.
         out_promote_dtype: how the last projection casts its arrays.
-        ln_promote_dtype: how the normalisation of queries and keys casts its arrays.
+        ln_promote_dtype: how the normalization of queries and keys casts its arrays.
         qkv_dot_general: the function that the first projections multiply with.
         out_dot_general: the function that the last projection multiplies with.
         qkv_dot_general_cls: a class whose instances are such functions.
@@ -144,8 +144,8 @@ class MultiHeadAttention(Module):
         out_kernel_metadata: metadata of the last kernel, if different.
         bias_metadata: metadata of the biases.
         out_bias_metadata: metadata of the last bias, if different.
-        query_ln_scale_metadata: metadata of the scale that normalises queries.
-        key_ln_scale_metadata: metadata of the scale that normalises keys.
+        query_ln_scale_metadata: metadata of the scale that normalizes queries.
+        key_ln_scale_metadata: metadata of the scale that normalizes keys.
 
     Example:
         >>> from sonde import nnx

@@ -1,6 +1,6 @@
-"""Normalisation layers by mean and variance: batch, layer, RMS, group and instance norm.
+"""Normalization layers by mean and variance: batch, layer, RMS, group and instance norm.
 
-The arithmetic is in `sonde.ops.norm`, with the site `normalised` before scale and bias.
+The arithmetic is in `sonde.ops.norm`, with the site `normalized` before scale and bias.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from sonde.ops.norm import Axes
 
 
 class BatchNorm(Module):
-    """Normalises every feature over the batch while training, and by running averages afterwards.
+    """Normalizes every feature over the batch while training, and by running averages afterwards.
 
     Args:
         num_features: number of features.
-        use_running_average: normalise by the running averages; `train()`, `eval()` and the call can override it.
+        use_running_average: normalize by the running averages; `train()`, `eval()` and the call can override it.
         axis: the feature axis or axes; all others are averaged over.
         momentum: the weight of the old running averages in a step.
         epsilon: added to the variance.
@@ -97,7 +97,7 @@ class BatchNorm(Module):
     def __call__(
         self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None
     ) -> jax.Array:
-        """Normalises, and updates the running averages unless they are used.
+        """Normalizes, and updates the running averages unless they are used.
 
         Args:
             x: the inputs.
@@ -139,7 +139,7 @@ class BatchNorm(Module):
 
 
 class LayerNorm(Module):
-    """Normalises every position over its features.
+    """Normalizes every position over its features.
 
     Args:
         num_features: number of features.
@@ -206,7 +206,7 @@ class LayerNorm(Module):
 
     @names_its_place
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
-        """Normalises.
+        """Normalizes.
 
         Args:
             x: the inputs.
@@ -285,7 +285,7 @@ class RMSNorm(Module):
 
     @names_its_place
     def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-        """Normalises.
+        """Normalizes.
 
         Args:
             x: the inputs.
@@ -304,7 +304,7 @@ class RMSNorm(Module):
 
 
 class GroupNorm(Module):
-    """Normalises groups of features of every example.
+    """Normalizes groups of features of every example.
 
     Args:
         num_features: number of features.
@@ -375,7 +375,7 @@ class GroupNorm(Module):
 
     @names_its_place
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
-        """Normalises.
+        """Normalizes.
 
         Args:
             x: `(batch, ..., num_features)`.
@@ -395,7 +395,7 @@ class GroupNorm(Module):
 
 
 class InstanceNorm(Module):
-    """Normalises every feature of every example over the axes between batch and features.
+    """Normalizes every feature of every example over the axes between batch and features.
 
     Args:
         num_features: number of features.
@@ -459,7 +459,7 @@ class InstanceNorm(Module):
 
     @names_its_place
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
-        """Normalises.
+        """Normalizes.
 
         Args:
             x: `(batch, ..., features)`.

@@ -34,7 +34,7 @@ class OffsetRMSNorm(RMSNorm):
 
     @names_its_place
     def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-        """Normalises; arguments and result as in `RMSNorm`."""
+        """Normalizes; arguments and result as in `RMSNorm`."""
         scale = value_of(self.scale)
         # The sum is computed in float32: in bfloat16 it would lose digits of the scale.
         scale = None if scale is None else 1.0 + scale.astype("float32")

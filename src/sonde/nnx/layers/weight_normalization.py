@@ -1,7 +1,7 @@
-"""Wrappers that normalise the weights of a layer before every call.
+"""Wrappers that normalize the weights of a layer before every call.
 
-Sharp edge, as in Flax: the normalised weights are written into the wrapped layer. After a call the layer holds the
-normalised weights, not those it held before.
+Sharp edge, as in Flax: the normalized weights are written into the wrapped layer. After a call the layer holds the
+normalized weights, not those it held before.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class SpectralNorm(Module):
 
     @names_its_place
     def __call__(self, x: jax.Array, update_stats: bool | None = None) -> Any:
-        """Normalises the kernels, writes them into the layer and calls it.
+        """Normalizes the kernels, writes them into the layer and calls it.
 
         Args:
             x: the inputs of the wrapped layer.
@@ -119,9 +119,9 @@ class WeightNorm(Module):
         use_scale: whether there is a scale; otherwise every length is 1.
         scale_init: initializer of the scales.
         epsilon: added to squared lengths.
-        dtype: the dtype of the normalised kernels; None derives it from kernel and scale.
+        dtype: the dtype of the normalized kernels; None derives it from kernel and scale.
         param_dtype: the dtype that scales are stored in.
-        variable_filter: which parameters to normalise.
+        variable_filter: which parameters to normalize.
         promote_dtype: accepted, but without effect, as in Flax.
         rngs: random streams for the initial scales.
 
@@ -174,7 +174,7 @@ class WeightNorm(Module):
 
     @names_its_place
     def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Normalises the kernels, writes them into the layer and calls it.
+        """Normalizes the kernels, writes them into the layer and calls it.
 
         Args:
             x: the first argument of the wrapped layer.

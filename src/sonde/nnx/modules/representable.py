@@ -1,7 +1,7 @@
 """Objects that say what their `repr` shows: the names of Flax's `nnx.reprlib`.
 
 A class derives from `Representable` and yields, from `__nnx_repr__`, an `Object` with its type and then an `Attr` for
-each entry. Colours are left out.
+each entry. Colors are left out.
 """
 
 from __future__ import annotations

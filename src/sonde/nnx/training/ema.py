@@ -49,7 +49,7 @@ class EMA(Pytree):
         self.params = data(split_merge.clone(split_merge.state(params, only, graph=graph)))
 
     def update(self, updates: Any) -> None:
-        """Moves the average towards new values.
+        """Moves the average toward new values.
 
         Args:
             updates: the model, or a State of it.

@@ -46,7 +46,7 @@ def remat(
     refuse_bound_method("remat", f)
 
     @named_like(f)
-    def rematerialised(*args: Any, **kwargs: Any) -> Any:
+    def rematerialized(*args: Any, **kwargs: Any) -> Any:
         fixed = as_indices(static_argnums, len(args))
         taken = take("remat", how, [Fixed(x) if i in fixed else x for i, x in enumerate(args)], kwargs)
 
@@ -57,7 +57,7 @@ def remat(
         pure.__name__ = getattr(f, "__name__", "remat")
         return taken.settle(jax.checkpoint(pure, prevent_cse=prevent_cse, policy=policy)(taken.values))
 
-    return rematerialised
+    return rematerialized
 
 
 checkpoint = remat

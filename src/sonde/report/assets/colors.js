@@ -1,4 +1,4 @@
-// Colours of numbers: one scale for magnitudes, dark to bright and even to the eye, and one for signed numbers, blue
+// Colors of numbers: one scale for magnitudes, dark to bright and even to the eye, and one for signed numbers, blue
 // below zero and red above. Both are readable for people who do not distinguish red and green.
 
 const MAGNITUDE = ["#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#fde725"];
@@ -19,7 +19,7 @@ function ramp(colors) {
 
 const RAMPS = { magnitude: ramp(MAGNITUDE), signed: ramp(SIGNED) };
 
-// A scale from numbers to colours. A signed one has zero in its middle.
+// A scale from numbers to colors. A signed one has zero in its middle.
 function colorScale(low, high, signed) {
   if (signed) {
     const most = Math.max(Math.abs(low), Math.abs(high)) || 1;

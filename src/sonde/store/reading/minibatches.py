@@ -1,6 +1,6 @@
 """Random minibatches from long reads.
 
-The rows are divided into blocks of neighbours. A seed puts the blocks in a random order; as many blocks as fit into the
+The rows are divided into blocks of neighbors. A seed puts the blocks in a random order; as many blocks as fit into the
 window are read, each in one read, and minibatches of random rows are drawn until the window is empty. Meanwhile the
 next window is read, into the memory of the one before: new memory for every window would cost more than the mixing. The
 order of rows depends only on the seed, the sizes and the store.

@@ -99,7 +99,7 @@ class UnitStatistics:
         return np.clip(found, self.min, self.max)
 
     def whitening(self, epsilon: float = 1e-6) -> np.ndarray:
-        """The matrix that makes centred samples uncorrelated, with variance one.
+        """The matrix that makes centered samples uncorrelated, with variance one.
 
         Use it as `(x - mean) @ whitening()`; `epsilon` is added to every variance.
         """

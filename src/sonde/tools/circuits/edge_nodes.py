@@ -123,10 +123,10 @@ def graph_of(
     levels: set[Any] = set()
     labels = {role: {node.key for node in found} for role, found in nodes.items()}
 
-    def labelled(*args: Any, **kwargs: Any) -> Any:
+    def labeled(*args: Any, **kwargs: Any) -> Any:
         return run_with(lambda depth: _Labelling(labels, levels, depth), f, args, kwargs, edits=True, inside=inside)[0]
 
-    jaxpr = jax.make_jaxpr(labelled)(*args, **kwargs)
+    jaxpr = jax.make_jaxpr(labeled)(*args, **kwargs)
     axes = {_label("writes", node.key): node.axis for node in nodes["writes"]}
     names = {_label(role, node.key): f"{role} {node.key[0]}" for role, found in nodes.items() for node in found}
     sums = sums_in(jaxpr, axes, names)

@@ -62,7 +62,7 @@ def steer(
             f"steer takes a mapping from patterns to directions, got {directions!r} of type {type(directions).__name__}"
         )
 
-    def towards(pattern: Pattern, direction: ArrayLike) -> Callable[[Any], Any]:
+    def toward(pattern: Pattern, direction: ArrayLike) -> Callable[[Any], Any]:
         def pushed(x: jax.Array, d: jax.Array) -> Any:
             try:
                 fits = jnp.broadcast_shapes(jnp.shape(x), jnp.shape(d)) == jnp.shape(x)
@@ -83,4 +83,4 @@ def steer(
         "iterations": iterations,
         "calls": calls,
     }
-    return edit(f, {pattern: Edit(towards(pattern, d), **where) for pattern, d in directions.items()}, inside=inside)
+    return edit(f, {pattern: Edit(toward(pattern, d), **where) for pattern, d in directions.items()}, inside=inside)

@@ -1,6 +1,6 @@
 """`probe` fits a linear classifier to the values at each site.
 
-All sites are fitted in one compiled call. What is minimised is scikit-learn's objective, `0.5 |w|² + C Σ loss`, without
+All sites are fitted in one compiled call. What is minimized is scikit-learn's objective, `0.5 |w|² + C Σ loss`, without
 a penalty on the bias. L-BFGS runs in coordinates in which the curvature is nearly the same in all directions. Computing
 these from some of the rows costs little and saves most of the iterations.
 """
@@ -226,7 +226,7 @@ def _solve(
 
     def weights_of(u: jax.Array) -> Any:
         w = jax.scipy.linalg.solve_triangular(root.T, u["w"], lower=False)
-        return w, u["b"] - middle @ w  # rows are centred by the bias, not by copying them
+        return w, u["b"] - middle @ w  # rows are centered by the bias, not by copying them
 
     def loss(u: jax.Array) -> Any:
         w, b = weights_of(u)

@@ -48,7 +48,7 @@ export async function generateView(context) {
     }
     [start.disabled, cancel.hidden] = [false, true];
   });
-  const labelled = (name, control) => el("label", { class: "inline" }, name, control);
+  const labeled = (name, control) => el("label", { class: "inline" }, name, control);
   return el(
     "div",
     { class: "stack" },
@@ -56,9 +56,9 @@ export async function generateView(context) {
     el(
       "div",
       { class: "card form" },
-      labelled("Tokens ", count),
-      labelled("Temperature ", temperature),
-      labelled("Seed ", seed),
+      labeled("Tokens ", count),
+      labeled("Temperature ", temperature),
+      labeled("Seed ", seed),
       el("div", { class: "buttons" }, start, cancel, line),
     ),
     columns,

@@ -237,7 +237,7 @@ export class RunPage {
     };
     choice.addEventListener("change", draw);
     draw();
-    return card("Layers over time", [choice, this.familyHolder], { name: `${this.name}-family`, note: "The logarithm to base 10, a row for each layer. A layer that leaves its family has a colour of its own; what is not finite is pink." });
+    return card("Layers over time", [choice, this.familyHolder], { name: `${this.name}-family`, note: "The logarithm to base 10, a row for each layer. A layer that leaves its family has a color of its own; what is not finite is pink." });
   }
 
   drawTree(info) {

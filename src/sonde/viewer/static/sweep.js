@@ -111,7 +111,7 @@ export async function sweepView(context) {
     );
   }
   draw();
-  const labelled = (text, control) => el("label", { class: "inline" }, text, control);
+  const labeled = (text, control) => el("label", { class: "inline" }, text, control);
   return el(
     "div",
     { class: "stack" },
@@ -120,9 +120,9 @@ export async function sweepView(context) {
     el(
       "div",
       { class: "card form" },
-      labelled("Change ", family),
-      labelled(" over ", axis),
-      labelled(" to ", kind),
+      labeled("Change ", family),
+      labeled(" over ", axis),
+      labeled(" to ", kind),
       context.card.prompt !== null ? other : null,
       el("div", { class: "buttons" }, start, cancel, bar, line),
     ),

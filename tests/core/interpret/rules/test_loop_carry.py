@@ -122,7 +122,7 @@ FROM_OUTSIDE = {
     "two that are joined": (lambda a, b, c: a & b, A & B),
     "in another shape": (lambda a, b, c: a[:, None], A[:, None]),
     "in a jitted function": (lambda a, b, c: jax.jit(lambda x, y: x & y)(a, b), A & B),
-    "in a rematerialised function": (lambda a, b, c: jax.checkpoint(lambda x, y: x & y)(b, a), A & B),
+    "in a rematerialized function": (lambda a, b, c: jax.checkpoint(lambda x, y: x & y)(b, a), A & B),
     "a row of a loop inside": (
         lambda a, b, c: lax.scan(lambda s, _: (s + 1, a & b), c, length=2)[1],
         np.stack([A & B] * 2),

@@ -1,4 +1,4 @@
-"""Sites whose results are not used, in loops in rematerialised functions, under reverse mode."""
+"""Sites whose results are not used, in loops in rematerialized functions, under reverse mode."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Rematerialised functions. Sites run in the forward pass; the recomputation has plain identities instead."""
+"""Rematerialized functions. Sites run in the forward pass; the recomputation has plain identities instead."""
 
 from __future__ import annotations
 

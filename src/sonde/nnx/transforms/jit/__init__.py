@@ -1,6 +1,6 @@
 """`nnx.jit`, a separate package, because calling a jitted function must cost no more than with `jax.jit`.
 
-In a call, `compiled` (the function that users call) recognises the previous call, or sorts the arguments (`arguments`),
+In a call, `compiled` (the function that users call) recognizes the previous call, or sorts the arguments (`arguments`),
 finds the plan for these objects (`memory`) and the program for their structure (`program`). The program is a `jax.jit`
 of the lifting that all transforms share; the plan applies its outcome to the objects.
 """

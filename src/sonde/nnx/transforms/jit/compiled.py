@@ -144,7 +144,7 @@ def jit(
 def _caller(fun: Callable[..., Any], compiler: _Compiler) -> Callable[..., Any]:
     """The function that users call: a closure, because calling an instance would make calls a tenth slower.
 
-    It recognises the previous call, if that had the same objects, and leaves all others to the compiler. Every call
+    It recognizes the previous call, if that had the same objects, and leaves all others to the compiler. Every call
     pays for every line of it.
     """
     kinds, epoch, lookers, memory, general = KIND, EPOCH, SESSIONS, compiler.memory, compiler.call

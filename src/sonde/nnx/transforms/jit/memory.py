@@ -280,7 +280,7 @@ class Memory:
 
     Attributes:
         plans: by skeleton and identities: weak references to the roots, and plans for their recent structures.
-        last: the last call; None if it cannot be recognised quickly.
+        last: the last call; None if it cannot be recognized quickly.
     """
 
     __slots__ = ("__weakref__", "last", "plans")
