@@ -14,7 +14,7 @@ COMPILED := $(abspath $(VENV))/compiled
 PYTEST    = find $(COMPILED) -type f -atime +7 -delete 2>/dev/null; JAX_COMPILATION_CACHE_DIR=$(COMPILED) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples-models test test-fast check test-thorough mutants coverage test-transformers test-browser test-wheel docs pictures pre-commit bench clean
+.PHONY: help setup demo examples-models test test-fast check test-thorough test-programs mutants coverage test-transformers test-browser test-wheel docs pictures pre-commit bench clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -61,9 +61,12 @@ $(VENV)/.typed: $(VENV)/.ready $(shell find src -name '*.py')
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	@touch $@
 
-test-thorough: setup  ## The long runs; SEEDS=a:b runs only the generated programs of these seeds
+test-thorough: setup  ## The long runs
 	$(BIN)/python -m pip install --quiet --group clusters
-	export SEEDS=$(SEEDS); $(PYTEST) -n $(JOBS) -m thorough -q $(if $(SEEDS),-k test_many_random_programs)
+	$(PYTEST) -n $(JOBS) -m thorough -q
+
+test-programs: setup  ## Generated programs of SEEDS=a:b, captured and edited, on all cores for SECONDS=3600
+	$(BIN)/python -m tests.core.farm --seeds $(SEEDS) --seconds $(or $(SECONDS),3600)
 
 mutants: setup  ## Changes the source in SAMPLE=40 places, in copies, and counts how many changes the tests notice
 	JAX_COMPILATION_CACHE_DIR=$(COMPILED) $(BIN)/python -m tests.mutants $(MUTATED) --sample $(or $(SAMPLE),40) \

@@ -1,14 +1,7 @@
 """Settings for all tests: two CPU devices and quick compilation, decided before JAX is imported; imports from the root.
 
-Test programs are small and run once, so most of the time would go into compiling them. Five settings halve it:
-
-- XLA leaves out its costly passes: three times faster, and the same arithmetic. `make test COMPILE=full` compiles as
-  users do.
-- A program that was compiled once in this run, in whatever process, is not compiled again: JAX's compilation cache, in
-  a folder that goes when the run ends.
-- Operations that only move data are done by NumPy outside of transforms (`tests/quick_moves.py`), not compiled.
-- Lowering reuses MLIR's context for ten programs, as JAX does from 0.12 on.
-- Python's garbage collector runs less often, and skips what was imported and what earlier files left.
+`tests/compiling.py` says how programs are compiled quickly. Python's garbage collector runs less often, and skips what
+was imported and what earlier files left.
 """
 
 from __future__ import annotations
@@ -18,64 +11,24 @@ import os
 import shutil
 import sys
 import tempfile
-import threading
 from collections import Counter
 from collections.abc import Generator
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-_FLAGS = ["--xla_force_host_platform_device_count=2"]
-if os.environ.get("COMPILE") != "full":
-    _FLAGS += ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
-    _FLAGS += ["--xla_cpu_parallel_codegen_split_count=1"]
-    if version("jaxlib").startswith("0.10."):  # later ones have no such flag, and an unknown flag ends the process
-        _FLAGS += ["--xla_cpu_use_fusion_emitters=false"]
-_GIVEN = os.environ.get("XLA_FLAGS", "")
-os.environ["XLA_FLAGS"] = " ".join([_GIVEN, *(flag for flag in _FLAGS if flag.partition("=")[0] not in _GIVEN)]).strip()
+# Test files import what they share (`from tests.core.programs import ...`) however pytest was started.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.compiling import cache_programs_in, choose_devices_and_passes, compile_quickly
+
+choose_devices_and_passes()
 
 # A folder for what the processes of one run share. The one that makes it removes it.
 _OWN_FOLDER = None if "SONDE_TEST_RUN" in os.environ else tempfile.mkdtemp(prefix="sonde-tests-")
 if _OWN_FOLDER is not None:
     os.environ["SONDE_TEST_RUN"] = _OWN_FOLDER
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(_OWN_FOLDER, "compiled")))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "none")
-
-# Test files import what they share (`from tests.core.programs import ...`) however pytest was started.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-
-def _write_whole_programs() -> None:
-    """Has JAX put a compiled program into its cache all at once: another process may read it at any moment."""
-    from jax._src import lru_cache
-
-    def put(self: Any, key: str, value: bytes) -> None:
-        entry = Path(self.path, f"{key}{lru_cache._CACHE_SUFFIX}")
-        if not entry.exists():
-            new = entry.with_name(f"{os.getpid()}-{threading.get_ident()}.new")
-            new.write_bytes(value)
-            new.replace(entry)
-
-    lru_cache.LRUCache.put = put
-
-
-def _reuse_lowering_contexts(programs: int = 10) -> None:
-    """Lets lowering use one MLIR context for several programs. A new one, with its dialects, takes 2 ms."""
-    from jax._src.interpreters import mlir
-
-    make, own = mlir.make_ir_context, threading.local()
-
-    def context() -> object:
-        if not getattr(own, "left", 0):
-            own.context, own.left = make(), programs
-        own.left -= 1
-        return own.context
-
-    mlir.make_ir_context = context
+    cache_programs_in(str(Path(_OWN_FOLDER, "compiled")))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -84,13 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     rotation()  # the processes that this one starts inherit it
     if config.getoption("numprocesses", None):  # the process that hands out tests runs none
         return
-    _write_whole_programs()
-    if version("jax").split(".")[:2] in (["0", "10"], ["0", "11"]):
-        _reuse_lowering_contexts()
-    if os.environ.get("COMPILE") != "full":
-        from tests.quick_moves import use_quick_moves
-
-        use_quick_moves()
+    compile_quickly()
 
 
 def pytest_collection_finish() -> None:

@@ -5,15 +5,13 @@ A program is `checking.drawn(seed, DEPTH)`. If the drawing changes, the same see
 
 from __future__ import annotations
 
-import os
-
 # How deep the transforms of a program are nested.
 DEPTH = 3
 
 # In `make test`.
 QUICK = range(50000, 50008)
 
-# In `make test-thorough`, unless `SEEDS=a:b` asks for others.
+# In `make test-thorough`; `make test-programs SEEDS=a:b` runs any.
 THOROUGH = range(1000, 5000)
 
 # Runs of several processes side by side, each with every sixteenth seed: the JAX, the seeds, how many of them agreed,
@@ -81,17 +79,6 @@ RUNS = (
 
 # XLA does not come back from the form by hand, which has neither sites nor a mesh.
 NEVER_END: frozenset[int] = frozenset()
-
-
-def requested() -> range:
-    """The seeds that `make test-thorough` is to run."""
-    asked = os.environ.get("SEEDS", "")
-    if not asked:
-        return THOROUGH
-    first, colon, last = asked.partition(":")
-    if not (colon and first.isdigit() and last.isdigit() and int(first) < int(last)):
-        raise ValueError(f"SEEDS is a range of seeds such as 5000:6000, got {asked!r}")
-    return range(int(first), int(last))
 
 
 def in_chunks(seeds: range) -> list[range]:

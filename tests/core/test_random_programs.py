@@ -1,6 +1,6 @@
 """Random programs: what a capture returns is what the same program returns by hand.
 
-`seeds.py` says which seeds were run. `make test-thorough SEEDS=a:b` runs others.
+`seeds.py` says which seeds were run. `make test-programs SEEDS=a:b` runs others.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def test_random_program(seed: int) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("chosen", seeds.in_chunks(seeds.requested()), ids=str)
+@pytest.mark.parametrize("chosen", seeds.in_chunks(seeds.THOROUGH), ids=str)
 def test_many_random_programs(chosen: range) -> None:
     checked = [run_seed(seed, seeds.DEPTH) for seed in chosen if seed not in seeds.NEVER_END]
     assert sum(checked) >= 0.9 * len(checked), "nearly all of them are programs that JAX can run"
