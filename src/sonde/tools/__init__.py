@@ -10,6 +10,8 @@ patch_sweep(f, *patterns, metric=...)   which values carry what a metric measure
 patch_paths(f, senders, receivers, ...) the effect of one component through what another reads
 attribute(f)                            how much each value contributes to the result
 attribute_edges(f, senders, receivers)  the same for the edges between components: a graph
+interchange(f, pattern)                 does a value, or a subspace of it, hold a variable of an algorithm?
+qk_attribution(f, attention, ...)       which pairs of components made a head look from one position to another
 site_gradients(f)                       the gradient of a metric at every site
 logit_attribution(f, ...)               what components, heads and neurons write into the logits
 attention_heads(f, pattern)             induction, previous-token and duplicate-token scores by head

@@ -15,12 +15,16 @@ from sonde.tools.circuits.attribute_edges import Edge as Edge
 from sonde.tools.circuits.attribute_edges import Edges as Edges
 from sonde.tools.circuits.attribute_edges import attribute_edges as attribute_edges
 from sonde.tools.circuits.pruning import Curve as Curve
+from sonde.tools.circuits.qk_attribution import QKAttribution as QKAttribution
+from sonde.tools.circuits.qk_attribution import qk_attribution as qk_attribution
 from sonde.tools.comparison.compare import Comparison as Comparison
 from sonde.tools.comparison.compare import assert_same_program as assert_same_program
 from sonde.tools.comparison.compare import compare as compare
 from sonde.tools.comparison.differences import Drift as Drift
 from sonde.tools.comparison.training import compare_training as compare_training
 from sonde.tools.intervention.ablate import ablate as ablate
+from sonde.tools.intervention.interchange import Interchange as Interchange
+from sonde.tools.intervention.interchange import interchange as interchange
 from sonde.tools.intervention.patch_paths import Paths as Paths
 from sonde.tools.intervention.patch_paths import patch_paths as patch_paths
 from sonde.tools.intervention.patch_sweep import patch_sweep as patch_sweep

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, overload, runtime_checkable
+from typing import Any, Generic, NamedTuple, ParamSpec, overload
 
 import jax
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from sonde.core import JitByStaticPart, Pattern, check_callable, check_patterns, inside_request, static_and_arrays
 from sonde.tools.circuits.edge_runs import Asked
 from sonde.tools.circuits.edge_scores import METHODS, Method, Scores, scores
+from sonde.tools.circuits.known_circuits import circuit_of
 from sonde.tools.circuits.pruning import Curve, Pruned, Search
 from sonde.tools.reading.heatmap import Drawn, Heat
 
@@ -204,15 +205,6 @@ def _quoted(name: str) -> str:
     return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-@runtime_checkable
-class KnowsItsCircuit(Protocol):
-    """A model that says where its components write and read."""
-
-    def circuit_sites(self) -> tuple[Sequence[str], Sequence[str], Mapping[str, int]]:
-        """The senders, the receivers, and the axes for heads."""
-        ...
-
-
 class EdgeAttribution(Generic[P]):
     """What `attribute_edges` returns: a function with the arguments of the program that returns `Edges`."""
 
@@ -316,18 +308,8 @@ def attribute_edges(
         raise ValueError(f"attribute_edges: the method is one of {', '.join(METHODS)}, got {method!r}")
     if steps < 1:
         raise ValueError(f"attribute_edges: steps must be at least 1, got {steps}")
-    model: Any = f
-    if isinstance(model, KnowsItsCircuit) and (senders is None or receivers is None or split is None):
-        its_senders, its_receivers, axes = model.circuit_sites()
-        senders, receivers = senders or its_senders, receivers or its_receivers
-        split = {**axes} if split is None else split
-    if senders is None or receivers is None:
-        raise ValueError(
-            f"attribute_edges: {type(f).__name__!r} does not say where its components write and read, as the decoders "
-            "of sonde.models do; name senders and receivers"
-        )
-    sending, receiving = check_patterns(senders, "attribute_edges"), check_patterns(receivers, "attribute_edges")
-    asked = Asked(sending, receiving, dict(split or {}), metric, inside_request(inside))
+    sending, receiving, axes = circuit_of(f, senders, receivers, split, "attribute_edges")
+    asked = Asked(sending, receiving, axes, metric, inside_request(inside))
     first = sending[:1] if inputs is None else check_patterns(inputs, "attribute_edges")
     return EdgeAttribution(f, asked, baseline, method, steps, first)
 

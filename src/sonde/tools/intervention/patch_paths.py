@@ -8,7 +8,7 @@ corrupt run with the receiver's input from the first.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -20,6 +20,7 @@ from sonde.core import (
     InsideRequest,
     JitByStaticPart,
     Pattern,
+    Records,
     StaticPart,
     Supplied,
     Where,
@@ -32,7 +33,7 @@ from sonde.core import (
 )
 from sonde.errors import CaptureError
 from sonde.tools.circuits.edge_nodes import in_unnamed_loop
-from sonde.tools.execution.record_values import Seen, each_seen
+from sonde.tools.execution.record_values import Seen, chooses, each_seen
 from sonde.tools.intervention.patch_values import SELECTED, recorded_here, values_to_place
 from sonde.tools.intervention.sweep import restored_title
 from sonde.tools.intervention.sweep_points import Axes, PointRule, Target, checked_axes
@@ -102,6 +103,7 @@ def patch_paths(
     metric: Callable[[R], Any],
     frozen: Pattern | Sequence[Pattern] | None = None,
     axis: int | Sequence[int] | None = None,
+    split: Mapping[Pattern, int] | None = None,
     inside: object = None,
 ) -> Callable[[Any, Any], Paths]:
     """A function that runs `f` for every sender and receiver with only the path between them clean.
@@ -115,6 +117,8 @@ def patch_paths(
             the sender's. The senders, if None; with `()` nothing is held. Name the sites of the senders, not sites
             between them and the stream: a sender's change does not get past a site that is held.
         axis: Axes of a sender along which every index is a separate sender, such as heads; whole values, if None.
+        split: For receivers whose values have an axis for heads: the axis. Each index along it is a receiver of its
+            own, as in `blocks/3/q_in/5`.
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
@@ -139,7 +143,11 @@ def patch_paths(
     if not sending or not receiving:
         raise ValueError("patch_paths needs senders and receivers: a pattern or several of each")
     request = inside_request(inside)
-    run = JitByStaticPart(_Run(sending, receiving, held, metric, checked_axes(axis), request))
+    for pattern, heads in (split or {}).items():
+        if not isinstance(heads, int) or isinstance(heads, bool):
+            raise TypeError(f"patch_paths: split= has a number for the axis of {pattern!r}, got {heads!r}")
+    along = tuple((split or {}).items())
+    run = JitByStaticPart(_Run(sending, receiving, held, metric, checked_axes(axis), along, request))
 
     def paths(clean: Any, corrupt: Any) -> Paths:
         inputs = [x if isinstance(x, tuple) else (x,) for x in (clean, corrupt)]
@@ -156,6 +164,7 @@ class _Run:
     frozen: tuple[Pattern, ...]
     metric: Callable
     axes: Axes
+    split: tuple[tuple[Pattern, int], ...]
     inside: InsideRequest | None
 
     def __call__(self, rest: StaticPart, arrays: list[Any]) -> Any:
@@ -172,7 +181,7 @@ class _Run:
             held = [Target.of(seen, ()) for seen in each_seen(records, stacked=True)]
         f, _, corrupt = rest.whole(arrays)
         _, records = values_to_place(f, *self.receivers, inside=self.inside)(*corrupt)
-        receivers = [_target(seen, ()) for seen in each_seen(records, stacked=True)]
+        receivers = [_target(seen, self._heads(seen, records)) for seen in each_seen(records, stacked=True)]
 
         def scores(point: jax.Array) -> Any:
             changed = self._read(point, senders, held, rest, arrays)
@@ -184,12 +193,17 @@ class _Run:
         found: dict[Any, Any] = {}
         for sender, rows in _parts(senders, table):
             for receiver, columns in _parts(receivers, rows.T):
-                for name, number in _known(receiver).items():
-                    q = int(number)
-                    for path, (_, score) in sender.scores(columns[q]).items():
-                        if order[path] < order[name]:
-                            found[(order[path], order[name]), (path, name)] = score
+                for name, numbers in _known(receiver).items():
+                    for head, q in np.ndenumerate(numbers):
+                        whole_name = "/".join([name, *map(str, head)])
+                        for path, (_, score) in sender.scores(columns[int(q)]).items():
+                            if order[path] < order[name]:
+                                found[(order[path], order[name], head), (path, whole_name)] = score
         return found, self._number(result), self._number(before)
+
+    def _heads(self, seen: Seen, records: Records) -> Axes:
+        """The axis along which every index of a receiver is a receiver of its own."""
+        return next(((axis,) for pattern, axis in self.split if chooses(pattern, records.stacked[seen.path])), ())
 
     def _read(
         self, point: jax.Array, senders: list[Target], held: list[Target], rest: StaticPart, arrays: Sequence[jax.Array]
@@ -242,5 +256,5 @@ def _parts(targets: Sequence[Target], table: jax.Array) -> list[tuple[Target, An
 
 
 def _known(target: Target) -> dict[str, Any]:
-    """The number of the only point of each row of a target."""
+    """The numbers of the points of each row of a target: one, or one for every head."""
     return {name: number for name, (_, number) in target.scores(np.arange(target.points)).items()}
