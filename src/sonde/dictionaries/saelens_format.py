@@ -21,6 +21,7 @@ from sonde import _extras, nnx
 from sonde._atomic_files import replaced_file
 from sonde.dictionaries.cross_layer import CrossLayerTranscoder
 from sonde.dictionaries.dictionary import KINDS, Activation, Dictionary, Kind
+from sonde.dictionaries.published_layouts import Stored, published
 from sonde.errors import StoreError
 
 _NAMES: dict[tuple[Kind, Activation], str] = {
@@ -99,8 +100,15 @@ def save(
             write(file)
 
 
-def load(folder: str | os.PathLike[str]) -> Dictionary:
-    """Reads a dictionary. A cross-layer transcoder is read by `load_cross_layer`.
+def load(folder: str | os.PathLike[str], *, kind: Kind | None = None) -> Dictionary:
+    """Reads a dictionary of SAELens, Gemma Scope, Llama Scope or EleutherAI's `sparsify`, by the files in the folder.
+
+    A cross-layer transcoder is read by `load_cross_layer`.
+
+    Args:
+        folder: The folder with the files.
+        kind: What the dictionary reads and writes, where the files do not say it: those of Gemma Scope, which are taken
+            for transcoders if a folder above them is called so.
 
     Raises:
         FileNotFoundError: A file is missing.
@@ -116,6 +124,11 @@ def load(folder: str | os.PathLike[str]) -> Dictionary:
     """
     numpy = _extras.load("safetensors.numpy", extra="safetensors", purpose="A dictionary on disk")
     place = Path(folder)
+    if kind is not None and kind not in KINDS:
+        raise ValueError(f"load: kind= is one of {', '.join(KINDS)}, got {kind!r}")
+    stored = published(place, kind, numpy)
+    if stored is not None:
+        return _dictionary(stored, place)
     for name in (_CONFIG, _WEIGHTS):
         if not (place / name).is_file():
             raise FileNotFoundError(f"there is no {name} in {str(place)!r}")
@@ -126,7 +139,7 @@ def load(folder: str | os.PathLike[str]) -> Dictionary:
         arrays = numpy.load_file(str(place / _WEIGHTS))
     except Exception as error:
         raise StoreError(f"{str(place)!r} does not hold a dictionary ({type(error).__name__}: {error})") from error
-    kind, activation = _kind(config, place)
+    said, activation = _kind(config, place)
     if config.get("normalize_activations", "none") not in ("none", None):
         raise StoreError(
             f"{str(place)!r} expects normalized inputs ({config['normalize_activations']}), which are not supported"
@@ -135,24 +148,33 @@ def load(folder: str | os.PathLike[str]) -> Dictionary:
         activation, arrays["threshold"] = "batchtopk", arrays.pop("topk_threshold")
     kwargs = config.get("activation_fn_kwargs")
     k = config.get("k", kwargs.get("k") if isinstance(kwargs, dict) else None)
-    k = k if activation in ("topk", "batchtopk") else None
-    _check_sizes(config, kind, arrays, place)
+    _check_sizes(config, said, arrays, place)
+    centered = said == "autoencoder" and bool(config.get("apply_b_dec_to_input", True))
+    made = _dictionary(
+        Stored(said, activation, k if activation in ("topk", "batchtopk") else None, centered, arrays), place
+    )
+    if activation in ("topk", "batchtopk") and config.get("rescale_acts_by_decoder_norm", False):
+        made.rescale()  # the largest features are those of a decoder with rows of length one
+    return made
+
+
+def _dictionary(stored: Stored, place: Path) -> Dictionary:
+    """A dictionary with the arrays of a file."""
+    (d_in, n_features), (_, d_out) = stored.arrays["W_enc"].shape, stored.arrays["W_dec"].shape
     try:
         made = Dictionary(
-            config["d_in"],
-            config["d_sae"],
-            activation=activation,
-            k=k,
-            kind=kind,
-            d_out=None if kind == "autoencoder" else config.get("d_out"),
-            centered=kind == "autoencoder" and bool(config.get("apply_b_dec_to_input", True)),
+            d_in,
+            n_features,
+            activation=stored.activation,
+            k=stored.k,
+            kind=stored.kind,
+            d_out=None if stored.kind == "autoencoder" else d_out,
+            centered=stored.centered,
             rngs=nnx.Rngs(0),
         )
     except (ValueError, TypeError) as error:
-        raise StoreError(f"{str(place / _CONFIG)!r}: {error}") from error
-    _fill(made, arrays, place)
-    if activation in ("topk", "batchtopk") and config.get("rescale_acts_by_decoder_norm", False):
-        made.rescale()  # the largest features are those of a decoder with rows of length one
+        raise StoreError(f"{str(place)!r}: {error}") from error
+    _fill(made, stored.arrays, place)
     return made
 
 
@@ -278,7 +300,7 @@ def _variables(dictionary: Dictionary) -> dict[str, nnx.Variable]:
 def _fill(dictionary: Dictionary, arrays: Mapping[str, np.ndarray], place: Path) -> None:
     for name, variable in _variables(dictionary).items():
         if name not in arrays:
-            raise StoreError(f"{str(place / _WEIGHTS)!r} has no array {name!r}; it has {', '.join(sorted(arrays))}")
+            raise StoreError(f"{str(place)!r} has no array {name!r}; it has {', '.join(sorted(arrays))}")
         stored = np.asarray(arrays[name], np.float32)
         stored = stored.T if name == "W_skip" else stored
         if stored.shape != variable.shape:
