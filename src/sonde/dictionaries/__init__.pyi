@@ -1,6 +1,7 @@
 """The public names of `sonde.dictionaries`, each with the module that has it."""
 
 from sonde.dictionaries.cross_layer import CrossLayerTranscoder as CrossLayerTranscoder
+from sonde.dictionaries.crosscoder import Crosscoder as Crosscoder
 from sonde.dictionaries.dictionary import Dictionary as Dictionary
 from sonde.dictionaries.feature_attribution import attribution_graph as attribution_graph
 from sonde.dictionaries.feature_graph import FeatureGraph as FeatureGraph

@@ -121,6 +121,10 @@ class Dictionary(nnx.Module):
         """Whether decoder rows have length one while training. If not, the loss makes up for their lengths."""
         return self.activation in ("topk", "batchtopk", "jumprelu")
 
+    def row_lengths(self) -> jax.Array:
+        """How much each feature writes: the lengths of the decoder's rows, by which sparsity counts features."""
+        return jnp.linalg.norm(self.decoder[...], axis=1)
+
     def pre_activations(self, x: jax.Array) -> jax.Array:
         """The inputs of the activation."""
         x = jnp.asarray(x)

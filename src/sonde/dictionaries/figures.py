@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde._renames import accepts_old_keywords
+from sonde.dictionaries.batches import pairs
 from sonde.dictionaries.dictionary import Dictionary
 from sonde.dictionaries.splicing import splice
-from sonde.dictionaries.training import pairs
 from sonde.store.writing.program import arguments
 from sonde.tools.intervention.ablate import ablate
 

@@ -20,10 +20,12 @@ import numpy as np
 from sonde import _extras, nnx
 from sonde._atomic_files import replaced_file
 from sonde.dictionaries.cross_layer import CrossLayerTranscoder
-from sonde.dictionaries.dictionary import KINDS, Activation, Dictionary, Kind
+from sonde.dictionaries.crosscoder import Crosscoder
+from sonde.dictionaries.dictionary import ACTIVATIONS, KINDS, Activation, Dictionary, Kind
 from sonde.dictionaries.published_layouts import Stored, published
 from sonde.errors import StoreError
 
+_CROSSCODER = "crosscoder_"  # of Sonde alone: other libraries refuse the name
 _NAMES: dict[tuple[Kind, Activation], str] = {
     ("autoencoder", "relu"): "standard",
     ("autoencoder", "topk"): "topk",
@@ -40,6 +42,7 @@ _NAMES: dict[tuple[Kind, Activation], str] = {
 }
 _KINDS: dict[str, tuple[Kind, Activation]] = {
     **{name: kind for kind, name in _NAMES.items()},
+    **{_CROSSCODER + activation: ("autoencoder", activation) for activation in ACTIVATIONS},
     "relu": ("autoencoder", "relu"),
     "batchtopk": ("autoencoder", "jumprelu"),
     "matryoshka_batchtopk": ("autoencoder", "jumprelu"),
@@ -68,7 +71,8 @@ def save(
         return
     # Batch TopK is trained by batches; what remains of it is a threshold.
     activation = "jumprelu" if dictionary.activation == "batchtopk" else dictionary.activation
-    architecture = _NAMES[dictionary.kind, activation]
+    is_crosscoder = isinstance(dictionary, Crosscoder)
+    architecture = _CROSSCODER + activation if is_crosscoder else _NAMES[dictionary.kind, activation]
     extra = dict(metadata or {})
     if architecture == "topk_transcoder" and dictionary.d_in == dictionary.d_out:
         architecture, extra = "topk", {**extra, _KIND: "transcoder"}
@@ -88,6 +92,8 @@ def save(
         "reshape_activations": "none",
         "metadata": extra,
     }
+    if isinstance(dictionary, Crosscoder):
+        config["sites"] = dictionary.sites
     if activation == "topk":
         config |= {"k": dictionary.k, "rescale_acts_by_decoder_norm": False}
     if dictionary.kind != "autoencoder":
@@ -150,18 +156,28 @@ def load(folder: str | os.PathLike[str], *, kind: Kind | None = None) -> Diction
     k = config.get("k", kwargs.get("k") if isinstance(kwargs, dict) else None)
     _check_sizes(config, said, arrays, place)
     centered = said == "autoencoder" and bool(config.get("apply_b_dec_to_input", True))
+    said_k = k if activation in ("topk", "batchtopk") else None
+    is_crosscoder = str(config.get("architecture")).startswith(_CROSSCODER)
     made = _dictionary(
-        Stored(said, activation, k if activation in ("topk", "batchtopk") else None, centered, arrays), place
+        Stored(said, activation, said_k, centered, arrays), place, config.get("sites", 0) if is_crosscoder else None
     )
     if activation in ("topk", "batchtopk") and config.get("rescale_acts_by_decoder_norm", False):
         made.rescale()  # the largest features are those of a decoder with rows of length one
     return made
 
 
-def _dictionary(stored: Stored, place: Path) -> Dictionary:
+def _dictionary(stored: Stored, place: Path, sites: object = None) -> Dictionary:
     """A dictionary with the arrays of a file."""
     (d_in, n_features), (_, d_out) = stored.arrays["W_enc"].shape, stored.arrays["W_dec"].shape
     try:
+        if sites is not None:
+            if type(sites) is not int or sites < 1 or d_in % sites:
+                raise ValueError(f"sites must divide the width {d_in}, but is {sites!r}")
+            across = Crosscoder(
+                d_in // sites, n_features, sites=sites, activation=stored.activation, k=stored.k, rngs=nnx.Rngs(0)
+            )
+            _fill(across, stored.arrays, place)
+            return across
         made = Dictionary(
             d_in,
             n_features,

@@ -32,6 +32,7 @@ from sonde.core import (
     wrapped_like,
 )
 from sonde.dictionaries.cross_layer import Coder, CrossLayerTranscoder, Transcoders, coders_of
+from sonde.dictionaries.crosscoder import Crosscoder
 from sonde.dictionaries.dictionary import Dictionary
 from sonde.errors import EditError
 from sonde.tools.intervention.patch_values import not_differentiated
@@ -83,6 +84,11 @@ def splice(
         if isinstance(dictionary, CrossLayerTranscoder):
             transcoders.append(_CrossLayer(coders_of({place: dictionary}, "splice"), keep_error))
             continue
+        if isinstance(dictionary, Crosscoder):
+            raise ValueError(
+                f"splice: the dictionary for {place!r} is a crosscoder, which reads all its sites before it writes the "
+                "first: encode the values of a capture"
+            )
         is_pair = isinstance(place, tuple)
         if is_pair != (dictionary.kind != "autoencoder"):
             named = "one pattern" if is_pair else "a pair of patterns, what it reads and what it replaces"

@@ -1,20 +1,22 @@
-"""Training a dictionary on stored activations, or on batches as they come.
+"""Training dictionaries on stored activations, or on batches as they come.
 
-The loss is the squared error of the output plus a term that keeps features few: for `"relu"` the sum of the features,
-each times the length of its decoder row, and for `"gated"` the same of the gates; for `"jumprelu"` the number of active
-features, whose thresholds and encoder learn from numbers near a threshold; for `"topk"` and `"batchtopk"` nothing,
-because `k` fixes the number. For `"relu"` and `"gated"`, decoder rows start short, grow as the loss wants, and are made
-one long at the end; for all others, they always have length one.
+For `"relu"` and `"gated"`, decoder rows start short, grow as the loss wants, and are made one long at the end; for all
+others, they always have length one. Features that were not active for a while are dead: they become inputs that the
+dictionary reconstructs badly, or get a gradient of their own.
 
-Features that were not active for a while are dead: they are reset to inputs that the dictionary reconstructs badly.
+A step does not wait for the one before: what the host needs, it reads at the end and where dead features are looked
+for. A run that writes checkpoints goes on where it was interrupted, and ends with the same numbers.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +24,14 @@ import numpy as np
 import optax
 
 from sonde import nnx
+from sonde._atomic_files import replaced_file
+from sonde.dictionaries.batches import pairs
 from sonde.dictionaries.cross_layer import CrossLayerTranscoder
-from sonde.dictionaries.dictionary import Dictionary, step
+from sonde.dictionaries.objective import Trained, objective, parts_of
+from sonde.dictionaries.resampling import revive
+from sonde.errors import StoreError
+
+Dead = Literal["resample", "ghosts"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,116 +55,104 @@ class History:
     revived: int
 
 
-Trained = Dictionary | CrossLayerTranscoder
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    """What a run depends on, besides the batches; a checkpoint is only for the same."""
+
+    steps: int
+    sparsity: float
+    learning_rate: float
+    warm_up: int
+    dead_after: int
+    dead: Dead
+    report_every: int
+    seed: int
+
+    @property
+    def checked_every(self) -> int:
+        """How many steps apart dead features are looked for: the host waits for the device there."""
+        return max(1, min(self.dead_after // 5, 50))
+
+    def optimizer(self) -> optax.GradientTransformation:
+        """Adam, whose rate rises during warm-up and falls to zero over the last fifth."""
+        last = max(self.steps // 5, 1)
+        falling = optax.linear_schedule(self.learning_rate, 0.0, last, self.steps - self.steps // 5)
+        return optax.adam(lambda i: falling(i) * jnp.minimum(1.0, (i + 1) / max(self.warm_up, 1)), b1=0.9, b2=0.999)
 
 
-def objective(
-    dictionary: Trained, x: jax.Array, y: jax.Array, sparsity: jax.Array | float
-) -> tuple[jax.Array, dict[str, Any]]:
-    """The loss for inputs `x` and targets `y`, and numbers that describe it.
+class _Options(TypedDict, total=False):
+    """The arguments of `train` that are the same for one dictionary and for several."""
 
-    Args:
-        dictionary: What is trained.
-        x: Rows by width; for a cross-layer transcoder, rows by layers by width.
-        y: The same for the targets.
-        sparsity: The weight of the term that keeps features few.
-    """
-    if isinstance(dictionary, CrossLayerTranscoder):
-        befores = [part.pre_activations(x[:, i]) for i, part in enumerate(dictionary.parts)]
-        features = [training_features(part, before) for part, before in zip(dictionary.parts, befores)]
-        squared = jnp.sum((jnp.stack(dictionary.decode(features), 1) - y) ** 2, (1, 2))
-        loss = jnp.mean(squared)
-        for part, before, active in zip(dictionary.parts, befores, features):
-            loss += sparsity * _sparsity(part, before, active)
-        return loss, _numbers(y, squared, features)
-    before = dictionary.pre_activations(x)
-    features = training_features(dictionary, before)
-    skipped = dictionary.skipped(x)
-    squared = jnp.sum((dictionary.decode(features) + skipped - y) ** 2, -1)
-    loss = jnp.mean(squared)
-    for n in dictionary.nested:
-        some = jnp.where(jnp.arange(dictionary.n_features) < n, features, 0)
-        loss += jnp.mean(jnp.sum((dictionary.decode(some) + skipped - y) ** 2, -1))
-    loss /= 1 + len(dictionary.nested)
-    loss += sparsity * _sparsity(dictionary, before, features)
-    if dictionary.activation == "gated":
-        # Whether a feature is active has no gradient, so the gates learn from reconstructing the value themselves.
-        gates = jax.nn.relu(dictionary.gates(before))
-        loss += jnp.mean(jnp.sum((dictionary.decode(gates) + skipped - y) ** 2, -1))
-    return loss, _numbers(y, squared, [features])
+    learning_rate: float
+    warm_up: int
+    dead_after: int
+    dead: Dead
+    report_every: int
+    seed: int
+    mesh: jax.sharding.Mesh | None
+    checkpoint: str | os.PathLike[str] | None
+    checkpoint_every: int
 
 
-def _sparsity(dictionary: Dictionary, before: jax.Array, features: jax.Array) -> jax.Array | float:
-    """What keeps features few; a feature that writes to several layers counts by the length of its whole row."""
-    lengths = jnp.linalg.norm(dictionary.decoder[...], axis=1)
-    match dictionary.activation:
-        case "relu":
-            return jnp.mean(jnp.sum(features * lengths, -1))
-        case "jumprelu":
-            return jnp.mean(jnp.sum(step(before, dictionary.threshold[...]), -1))
-        case "gated":
-            return jnp.mean(jnp.sum(jax.nn.relu(dictionary.gates(before)) * lengths, -1))
-        case _:
-            return 0.0
-
-
-def _numbers(y: jax.Array, squared: jax.Array, features: Sequence[jax.Array]) -> dict[str, Any]:
-    spread = (y - jnp.mean(y, 0)) ** 2
-    variance = jnp.mean(jnp.sum(spread.reshape(len(y), -1), -1))
-    return {
-        "error": jnp.mean(squared) / jnp.maximum(variance, 1e-12),
-        "active": sum(jnp.mean(jnp.sum(part > 0, -1)) for part in features),
-        "fired": jnp.concatenate([jnp.any(part > 0, 0) for part in features]),
-        "squared": squared,
-        "least": [jnp.min(jnp.where(part > 0, part, jnp.inf)) for part in features],
-    }
-
-
-def parts_of(dictionary: Trained) -> Sequence[Dictionary]:
-    """The transcoders of a cross-layer transcoder; of anything else, itself alone."""
-    return tuple(dictionary.parts) if isinstance(dictionary, CrossLayerTranscoder) else (dictionary,)
-
-
-def training_features(dictionary: Dictionary, before: jax.Array) -> jax.Array:
-    """The features while training, which for `"batchtopk"` depend on the whole batch."""
-    if dictionary.activation != "batchtopk":
-        return dictionary.activate(before)
-    positive = jax.nn.relu(before)
-    most = (dictionary.k or 0) * (before.size // dictionary.n_features)
-    least = jax.lax.stop_gradient(jax.lax.top_k(positive.reshape(-1), most)[0][-1])
-    return jnp.where(positive >= least, positive, 0)
-
-
+@overload
 def train(
-    dictionary: Trained,
+    dictionary: Trained, batches: Iterable[Any], *, steps: int, sparsity: float = 1e-3, **options: Unpack[_Options]
+) -> History: ...
+@overload
+def train(
+    dictionary: Sequence[Trained],
     batches: Iterable[Any],
     *,
     steps: int,
-    sparsity: float = 1e-3,
+    sparsity: float | Sequence[float] = 1e-3,
+    **options: Unpack[_Options],
+) -> list[History]: ...
+def train(
+    dictionary: Trained | Sequence[Trained],
+    batches: Iterable[Any],
+    *,
+    steps: int,
+    sparsity: float | Sequence[float] = 1e-3,
     learning_rate: float = 1e-3,
     warm_up: int = 100,
     dead_after: int = 500,
+    dead: Dead = "resample",
     report_every: int = 100,
     seed: int = 0,
-) -> History:
-    """Trains a dictionary in place.
+    mesh: jax.sharding.Mesh | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 1000,
+) -> History | list[History]:
+    """Trains a dictionary in place, or several of one kind on the same batches.
 
     Args:
         dictionary: What to train.
         batches: Minibatches: arrays of rows for an autoencoder, pairs of inputs and targets for a transcoder, or dicts
                 with one or two arrays, as `Store.batches` returns them. There must be one per step, or a sequence,
                 which is repeated. For a cross-layer transcoder, pairs of lists, with an array for each layer, or dicts
-                with the inputs of all layers and then their targets.
+                with the inputs of all layers and then their targets. For a crosscoder, an array for each site.
         steps: How many steps to take.
-        sparsity: The weight of the term that keeps features few; it grows from zero during warm-up.
+        sparsity: The weight of the term that keeps features few; it grows from zero during warm-up. For several
+            dictionaries, one weight or one for each.
         learning_rate: Of Adam; it falls to zero over the last fifth of the steps.
         warm_up: How many steps the learning rate and the sparsity take to reach their values.
-        dead_after: A feature that was inactive for this many steps is reset; 0 for never.
+        dead_after: A feature that was inactive for this many steps is dead; 0 for never.
+        dead: What is done about dead features: `"resample"` resets them to inputs that are reconstructed badly,
+            `"ghosts"` gives them a gradient towards what the output lacks.
         report_every: How many steps apart the numbers of the history are.
         seed: For the choice of inputs that dead features are reset to.
+        mesh: Devices: the rows of a batch are spread along the mesh's first axis, and features along its second, if it
+            has one.
+        checkpoint: A folder. The run is written there every `checkpoint_every` steps, and continued if it is there:
+            the batches of the steps that were taken are drawn and left out.
+        checkpoint_every: How many steps apart checkpoints are.
 
     Returns:
-        The history of the run.
+        The history of the run; of each, for several dictionaries.
+
+    Raises:
+        ValueError: The batches end too early or do not fit, or a checkpoint is of another run.
+        StoreError: A checkpoint is damaged.
 
     Example:
         >>> import jax
@@ -168,44 +164,198 @@ def train(
         >>> history.error[-1] < history.error[0]
         True
     """
-    falling = optax.linear_schedule(learning_rate, 0.0, max(steps // 5, 1), steps - steps // 5)
-
-    def rate(i: Any) -> Any:
-        return falling(i) * jnp.minimum(1.0, (i + 1) / max(warm_up, 1))
-
-    optimizer = nnx.Optimizer(dictionary, optax.adam(rate, b1=0.9, b2=0.999), wrt=nnx.Param)
-    parts = parts_of(dictionary)
-    silent = np.zeros(sum(part.n_features for part in parts), np.int64)
-    rng = np.random.default_rng(seed)
-    history = History([], [], [], [], [], 0)
-    revived = 0
-    for number, (x, y) in zip(range(steps), pairs(batches, dictionary)):
-        weight = sparsity * min(1.0, (number + 1) / max(warm_up, 1))
-        loss, numbers = _step(dictionary, optimizer, x, y, jnp.float32(weight))
-        silent = np.where(np.asarray(numbers["fired"]), 0, silent + 1)
-        dead = np.flatnonzero(silent >= dead_after) if dead_after else np.zeros(0, int)
-        if len(dead) and number < steps - steps // 5:
-            revived += _revive(dictionary, optimizer, dead, x, y, np.asarray(numbers["squared"]), rng)
-            silent[dead] = 0
-        if number % report_every == 0 or number == steps - 1:
-            history.steps.append(number)
-            history.loss.append(float(loss))
-            history.error.append(float(numbers["error"]))
-            history.active.append(float(numbers["active"]))
-            history.dead.append(len(dead))
-    if not history.steps or history.steps[-1] != steps - 1:
+    several = isinstance(dictionary, Sequence)
+    trained = list(dictionary) if isinstance(dictionary, Sequence) else [dictionary]
+    weights = list(sparsity) if isinstance(sparsity, Sequence) else [sparsity] * len(trained)
+    _check(trained, weights, dead, checkpoint_every)
+    runs = []
+    for i, (each, weight) in enumerate(zip(trained, weights)):
+        settings = _Settings(steps, weight, learning_rate, warm_up, dead_after, dead, report_every, seed)
+        runs.append(_Run(each, settings, mesh, None if checkpoint is None else Path(checkpoint) / f"{i}.npz"))
+    done = {run.step for run in runs}
+    if len(done) > 1:
+        raise ValueError(f"train: the checkpoints in {str(checkpoint)!r} are of different steps: {sorted(done)}")
+    (first,) = done
+    for x, y in itertools.islice(pairs(batches, trained[0]), first, steps):
+        placed = [_placed(z, mesh, 0) for z in (x, y)]
+        for run in runs:
+            run.take(*placed)
+            if checkpoint is not None and (run.step % checkpoint_every == 0 or run.step == steps):
+                run.write()
+    if runs[0].step < steps:
         raise ValueError(f"train: the batches ended before step {steps}; give a sequence, or more batches")
-    for part in parts:
-        part.rescale()
-    return dataclasses.replace(history, revived=revived)
+    histories = [run.finished() for run in runs]
+    return histories if several else histories[0]
 
 
-@nnx.jit
+def _check(trained: Sequence[Trained], weights: Sequence[float], dead: str, checkpoint_every: int) -> None:
+    if not trained or len(weights) != len(trained):
+        raise ValueError(f"train: there are {len(trained)} dictionaries and {len(weights)} weights of sparsity")
+    if len({id(each) for each in trained}) < len(trained):
+        raise ValueError("train: a dictionary is in the list twice")
+    read = [(type(each), *((p.kind, p.d_in, p.d_out) for p in parts_of(each))) for each in trained]
+    if len(set(read)) > 1:
+        raise ValueError("train: dictionaries that share batches must read and write values of one kind and width")
+    if dead not in ("resample", "ghosts"):
+        raise ValueError(f"train: dead= is 'resample' or 'ghosts', got {dead!r}")
+    if dead == "ghosts" and isinstance(trained[0], CrossLayerTranscoder):
+        raise ValueError("train: dead='ghosts' is not for cross-layer transcoders; use 'resample'")
+    if checkpoint_every < 1:
+        raise ValueError(f"train: checkpoint_every is at least 1, got {checkpoint_every}")
+
+
+class _Run:
+    """A dictionary while it is trained.
+
+    Args:
+        dictionary: What is trained, in place.
+        settings: How.
+        mesh: The devices.
+        file: The checkpoint: read if it exists.
+    """
+
+    def __init__(
+        self, dictionary: Trained, settings: _Settings, mesh: jax.sharding.Mesh | None, file: Path | None
+    ) -> None:
+        self._dictionary, self._settings, self._mesh, self._file = dictionary, settings, mesh, file
+        self._optimizer = nnx.Optimizer(dictionary, settings.optimizer(), wrt=nnx.Param)
+        self.step = 0
+        self._silent = jnp.zeros(sum(part.n_features for part in parts_of(dictionary)), jnp.int32)
+        self._random = np.random.default_rng(settings.seed)
+        self._reports: list[tuple[int, Any]] = []  # numbers stay on the device until they are needed
+        self._revived = 0
+        if file is not None and file.is_file():
+            self._read(file)
+        self._spread()
+
+    def take(self, x: jax.Array, y: jax.Array) -> None:
+        """Takes a step."""
+        settings, number = self._settings, self.step
+        weight = settings.sparsity * min(1.0, (number + 1) / max(settings.warm_up, 1))
+        ghosts = settings.dead == "ghosts" and bool(settings.dead_after)
+        loss, numbers, self._silent = _step(
+            self._dictionary, self._optimizer, x, y, jnp.float32(weight), self._silent, settings.dead_after, ghosts
+        )
+        if number % settings.report_every == 0 or number == settings.steps - 1:
+            dead = jnp.sum(self._silent >= settings.dead_after) if settings.dead_after else 0
+            self._reports.append((number, (loss, numbers["error"], numbers["active"], dead)))
+        self.step += 1
+        looked_for = settings.dead_after and settings.dead == "resample" and self.step % settings.checked_every == 0
+        if looked_for and number < settings.steps - settings.steps // 5:
+            self._revive(x, y, numbers["squared"])
+
+    def _revive(self, x: jax.Array, y: jax.Array, squared: jax.Array) -> None:
+        dead = np.flatnonzero(np.asarray(self._silent) >= self._settings.dead_after)
+        if len(dead):
+            self._revived += revive(self._dictionary, self._optimizer, dead, x, y, np.asarray(squared), self._random)
+            self._silent = self._silent.at[dead].set(0)
+            self._spread()
+
+    def _spread(self) -> None:
+        """Puts what belongs to features on the devices that have these features."""
+        if self._mesh is None:
+            return
+        for path, variable in self._variables().items():
+            value = variable[...]
+            axis = 1 if "/encoder" in f"/{path}" and value.ndim == 2 else 0
+            is_shared = value.ndim == 0 or "decoder_bias" in path or "skip" in path
+            variable[...] = _placed(value, self._mesh, None if is_shared else axis, features=True)
+        self._silent = _placed(self._silent, self._mesh, None)
+
+    def _variables(self) -> dict[str, Any]:
+        states = {"dictionary": nnx.state(self._dictionary), "optimizer": nnx.state(self._optimizer)}
+        return {
+            "/".join([side, *map(str, path)]): variable
+            for side, state in states.items()
+            for path, variable in nnx.to_flat_state(state)
+        }
+
+    def _taken_reports(self) -> list[tuple[int, Any]]:
+        numbers = jax.device_get([numbers for _, numbers in self._reports])
+        return [(step, tuple(map(float, each))) for (step, _), each in zip(self._reports, numbers)]
+
+    def finished(self) -> History:
+        """The history, when all steps are taken; decoder rows are then one long."""
+        for part in parts_of(self._dictionary):
+            part.rescale()
+        reports = self._taken_reports()
+        loss, error, active, dead = ([numbers[i] for _, numbers in reports] for i in range(4))
+        return History([step for step, _ in reports], loss, error, active, [int(n) for n in dead], self._revived)
+
+    def write(self) -> None:
+        """Writes the checkpoint."""
+        if self._file is None:
+            return
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        about = {
+            "settings": dataclasses.asdict(self._settings),
+            "step": self.step,
+            "reports": self._taken_reports(),
+            "revived": self._revived,
+            "random": self._random.bit_generator.state,
+        }
+        arrays = {path: np.asarray(variable[...]) for path, variable in self._variables().items()}
+        with replaced_file(self._file) as place, place.open("wb") as file:
+            np.savez(file, silent=np.asarray(self._silent), about=np.array(json.dumps(about)), **arrays)
+
+    def _read(self, path: Path) -> None:
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+                arrays = {name: stored[name] for name in stored.files}
+            about = json.loads(str(arrays.pop("about")))
+            silent, said = arrays.pop("silent"), about["settings"]
+            step, reports, revived, random = (about[name] for name in ("step", "reports", "revived", "random"))
+        except Exception as error:
+            raise StoreError(f"{str(path)!r} does not hold a checkpoint ({type(error).__name__}: {error})") from error
+        for name, value in dataclasses.asdict(self._settings).items():
+            if said.get(name) != value:
+                raise ValueError(
+                    f"train: the checkpoint {str(path)!r} is of another run: {name} was {said.get(name)}, not {value}"
+                )
+        variables = self._variables()
+        for name, variable in variables.items():
+            if name not in arrays or arrays[name].shape != variable[...].shape:
+                has = arrays[name].shape if name in arrays else "nothing"
+                raise ValueError(
+                    f"train: the checkpoint {str(path)!r} is of another dictionary: {name} has the shape "
+                    f"{variable[...].shape}, the checkpoint has {has}"
+                )
+        for name, variable in variables.items():
+            variable[...] = jnp.asarray(arrays[name])
+        self.step, self._revived, self._silent = step, revived, jnp.asarray(silent)
+        self._reports = [(number, tuple(numbers)) for number, numbers in reports]
+        self._random.bit_generator.state = random
+
+
+def _placed(x: jax.Array, mesh: jax.sharding.Mesh | None, axis: int | None, *, features: bool = False) -> jax.Array:
+    """An array on the devices of a mesh, spread along one of its axes: rows along the first axis of the mesh."""
+    if mesh is None:
+        return x
+    names = mesh.axis_names
+    name = (names[1] if len(names) > 1 else None) if features else names[0]
+    parts = [None] * x.ndim
+    if axis is not None and name is not None:
+        if x.shape[axis] % mesh.shape[name]:
+            what = "features" if features else "rows of a batch"
+            raise ValueError(f"train: {x.shape[axis]} {what} cannot be spread over {mesh.shape[name]} devices")
+        parts[axis] = name
+    return jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*parts)))
+
+
+@nnx.jit(static_argnums=(6, 7))
 def _step(
-    dictionary: Trained, optimizer: nnx.Optimizer, x: jax.Array, y: jax.Array, sparsity: jax.Array | float
+    dictionary: Trained,
+    optimizer: nnx.Optimizer,
+    x: jax.Array,
+    y: jax.Array,
+    sparsity: jax.Array,
+    silent: jax.Array,
+    dead_after: int,
+    ghosts: bool,
 ) -> Any:
     wrt = nnx.DiffState(0, nnx.Param)
-    (loss, numbers), grads = nnx.value_and_grad(objective, argnums=wrt, has_aux=True)(dictionary, x, y, sparsity)
+    dead = silent >= dead_after if ghosts else None
+    (loss, numbers), grads = nnx.value_and_grad(objective, argnums=wrt, has_aux=True)(dictionary, x, y, sparsity, dead)
     parts = parts_of(dictionary)
     slopes = [grads["parts"][i] for i in range(len(parts))] if isinstance(dictionary, CrossLayerTranscoder) else [grads]
     for part, of_part in zip(parts, slopes):
@@ -225,103 +375,4 @@ def _step(
             threshold = part.threshold[...]
             moved = jnp.where(threshold == 0, least, threshold + 0.01 * (least - threshold))
             part.threshold[...] = jnp.where(jnp.isfinite(least), moved, threshold)
-    return loss, numbers
-
-
-def pairs(batches: Iterable[Any], dictionary: Trained) -> Iterator[tuple[jax.Array, jax.Array]]:
-    """Inputs and targets, from minibatches in any of the forms that `train` takes."""
-    while True:
-        for batch in batches:
-            parts = [v for k, v in batch.items() if not k.startswith("keys/")] if isinstance(batch, dict) else batch
-            parts = list(parts) if isinstance(parts, (tuple, list)) else [parts]
-            if isinstance(dictionary, CrossLayerTranscoder):
-                yield _layers(parts, dictionary.layers)
-                continue
-            wanted = (1,) if dictionary.kind == "autoencoder" else (2,)
-            if len(parts) not in wanted:
-                needs = "one array" if dictionary.kind == "autoencoder" else "inputs and targets"
-                raise ValueError(
-                    f"a batch for a dictionary of the kind {dictionary.kind} is {needs}, got {len(parts)} arrays"
-                )
-            x, y = (jnp.asarray(p, jnp.float32) for p in (parts[0], parts[-1]))
-            yield x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
-        if iter(batches) is batches:  # an iterator cannot be repeated
-            return
-
-
-def _layers(parts: Sequence[Any], layers: int) -> tuple[jax.Array, jax.Array]:
-    """Inputs and targets of a cross-layer transcoder, rows by layers by width."""
-    sides = parts if len(parts) == 2 and layers > 1 else (parts[:layers], parts[layers:])
-    if any(len(side) != layers for side in sides):
-        raise ValueError(
-            f"a batch for a cross-layer transcoder of {layers} layers is a pair of {layers} inputs and {layers} "
-            f"targets, or all of these in a row, got {len(parts)} parts"
-        )
-    rows = [[jnp.asarray(p, jnp.float32).reshape(-1, p.shape[-1]) for p in side] for side in sides]
-    return jnp.stack(rows[0], 1), jnp.stack(rows[1], 1)
-
-
-def _revive(
-    dictionary: Trained,
-    optimizer: nnx.Optimizer,
-    dead: np.ndarray,
-    x: jax.Array,
-    y: jax.Array,
-    squared: np.ndarray,
-    rng: np.random.Generator,
-) -> int:
-    """Resets dead features to badly reconstructed inputs, chosen in proportion to their error; returns how many."""
-    weights = squared.astype(np.float64) ** 2
-    total = weights.sum()
-    if not np.isfinite(total) or total <= 0:
-        return 0
-    if isinstance(dictionary, CrossLayerTranscoder):
-        wrong = np.asarray(y) - np.stack(dictionary.decode(_all_features(dictionary, x)), 1)
-        sides = [(np.asarray(x)[:, i], wrong[:, i:].reshape(len(wrong), -1)) for i in range(dictionary.layers)]
-    else:
-        sides = [(np.asarray(x), np.asarray(y) - np.asarray(dictionary(x)))]
-    first = 0
-    for i, (part, (inputs, wrong)) in enumerate(zip(parts_of(dictionary), sides)):
-        own = dead[(dead >= first) & (dead < first + part.n_features)] - first
-        first += part.n_features
-        if len(own):
-            chosen = rng.choice(len(weights), size=len(own), p=weights / total)
-            _reset(part, own, inputs[chosen], wrong[chosen])
-            _forget(optimizer, own, i if isinstance(dictionary, CrossLayerTranscoder) else None)
-    return len(dead)
-
-
-def _all_features(dictionary: CrossLayerTranscoder, x: jax.Array) -> list[jax.Array]:
-    return [part.activate(part.pre_activations(x[:, i])) for i, part in enumerate(dictionary.parts)]
-
-
-def _reset(dictionary: Dictionary, dead: np.ndarray, inputs: np.ndarray, wrong: np.ndarray) -> None:
-    """Makes dead features read inputs and write what the output lacks there."""
-    rows = wrong / np.maximum(np.linalg.norm(wrong, axis=1, keepdims=True), 1e-8)
-    inputs = inputs - (np.asarray(dictionary.decoder_bias[...]) if dictionary.centered else 0.0)
-    inputs = inputs / np.maximum(np.linalg.norm(inputs, axis=1, keepdims=True), 1e-8)
-    alive = np.setdiff1d(np.arange(dictionary.n_features), dead)
-    encoder = np.array(dictionary.encoder[...])
-    typical = np.linalg.norm(encoder[:, alive], axis=0).mean() if len(alive) else 1.0
-    encoder[:, dead] = 0.2 * typical * inputs.T
-    decoder, bias = np.array(dictionary.decoder[...]), np.array(dictionary.encoder_bias[...])
-    lengths = np.linalg.norm(decoder[alive], axis=1).mean() if len(alive) else 1.0
-    decoder[dead], bias[dead] = rows * lengths, 0.0
-    for name in ("gate_bias", "log_gain") if dictionary.activation == "gated" else ():
-        getattr(dictionary, name)[...] = getattr(dictionary, name)[...].at[dead].set(0)
-    dictionary.encoder[...], dictionary.decoder[...] = jnp.asarray(encoder), jnp.asarray(decoder)
-    dictionary.encoder_bias[...] = jnp.asarray(bias)
-
-
-def _forget(optimizer: nnx.Optimizer, dead: np.ndarray, part: int | None) -> None:
-    """Clears the optimizer state of features that were reset, of a part of a cross-layer transcoder if one is named."""
-    for path, variable in nnx.to_flat_state(nnx.state(optimizer, nnx.optimizer.OptState)):
-        value = variable[...]
-        if part is not None and ("parts", part) not in itertools.pairwise(path):
-            continue
-        if "decoder" in path and value.ndim == 2:
-            variable[...] = value.at[dead].set(0)
-        elif "encoder" in path and value.ndim == 2:
-            variable[...] = value.at[:, dead].set(0)
-        elif {"encoder_bias", "threshold", "gate_bias", "log_gain"} & set(path):
-            variable[...] = value.at[dead].set(0)
+    return loss, numbers, jnp.where(numbers["fired"], 0, silent + 1)
