@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.untrusted import groups, mutated, quickly
 
 import sonde
 from sonde import store
 from sonde.errors import StoreError
 from sonde.store.format import progress, zarr_arrays
+from sonde.store.format.sealed import checksum, seal
 from sonde.store.writing.program import BatchProgram
 
 BATCHES = [np.random.default_rng(i).standard_normal((8, 6)).astype(np.float32) for i in range(6)]
@@ -182,6 +186,49 @@ def test_check_finds_every_damage(whole, tmp_path):
             assert store.check(folder), f"{file} {said}"
         except StoreError:
             pass
+
+
+@pytest.fixture(scope="module")
+def elastic(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("elastic") / "store"
+    store.harvest(with_numbers, inputs(), folder, keys=keys, unit=2)
+    return folder
+
+
+def repaired(folder: Path) -> None:
+    store.repair(with_numbers, inputs(), folder, keys=keys)
+
+
+@pytest.mark.parametrize("numbers", groups(8, 1000))
+def test_odd_metadata_with_right_checksums(whole, elastic, tmp_path, numbers):
+    """What another program may have written: an error of the store, or numbers that were computed."""
+    folder = tmp_path / "odd"
+    for seed in numbers:
+        rng = random.Random(seed)
+        source = rng.choice([whole, elastic])
+        names = [file.relative_to(source) for file in sorted(source.rglob("*.json")) if file.name != "zarr.json"]
+        name = rng.choice([name for name in names if name.name != "claim.json"])
+        data = seal(mutated(json.loads((source / name).read_bytes())["contents"], rng))
+        for read in (by_slices, by_rows, by_shuffled_minibatches, by_merging, store.check, by_continuing, repaired):
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(source, folder)
+            if name.parent.name == "segments":  # named by its checksum
+                progress_file = folder / "progress" / "0" / "00000.json"
+                told = progress_file.read_bytes().replace(name.stem.encode(), checksum(data).encode())
+                progress_file.write_bytes(seal(json.loads(told)["contents"]))
+                (folder / name).unlink()
+                (folder / name).with_stem(checksum(data)).write_bytes(data)
+            else:
+                (folder / name).write_bytes(data)
+            start = time.monotonic()
+            try:
+                arrays = read(folder)
+            except StoreError:
+                arrays = None
+            quickly(start)
+            for path, array in (arrays if isinstance(arrays, dict) else {}).items():
+                if path in EXPECTED:
+                    np.testing.assert_array_equal(array, EXPECTED[path][: len(array)], err_msg=f"{seed} {name}")
 
 
 def test_a_file_that_disappears_while_a_store_is_open(tmp_path):

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -309,3 +310,34 @@ def test_sigterm_writes_what_is_computed_and_leaves(tmp_path, kind):
     assert 21 <= kept.n_batches and kept.n_batches - drawn.stat().st_size in (0, 1) and not kept.finished
     assert store.check(folder) == []
     np.testing.assert_array_equal(kept["h"][:, 0], np.repeat(np.arange(kept.n_batches), 2))
+
+
+def test_a_folder_that_is_removed_during_a_harvest(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "SECONDS", 0.0)
+
+    def batches():
+        for i in range(1000):
+            if i == 5:
+                (tmp_path / "store").rename(tmp_path / "elsewhere")
+            yield np.full((2, 3), i, np.float32)
+            time.sleep(0.01 if i < 50 else 0.1)
+
+    with pytest.raises(StoreError, match="its folder was removed or renamed"):
+        store.harvest(lambda x: sonde.sow(x, "h"), batches(), tmp_path / "store", progress=False)
+    assert store.check(tmp_path / "elsewhere") == []
+
+
+def test_an_interrupted_harvest_does_not_write_any_more(tmp_path):
+    """Ctrl+C in a notebook, and the cell again."""
+    batches = [np.full((64, 64), i, np.float32) for i in range(20)]
+    for moment in np.linspace(0, 0.2, 8):
+        timer = threading.Timer(moment, os.kill, (os.getpid(), signal.SIGINT))
+        try:
+            timer.start()
+            store.harvest(lambda x: sonde.sow(x, "h"), batches, tmp_path / str(moment), progress=False)
+            timer.join()
+            time.sleep(1)
+        except KeyboardInterrupt:
+            pass
+        kept = store.harvest(lambda x: sonde.sow(x, "h"), batches, tmp_path / str(moment), progress=False)
+        np.testing.assert_array_equal(kept["h"][:], np.concatenate(batches))

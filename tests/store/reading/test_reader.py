@@ -6,6 +6,7 @@ import io
 import re
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -48,13 +49,15 @@ def kept(tmp_path_factory):
         np.arange(50) % 7 == 0,
         (slice(0, 3), [1, 3]),
         (0, 0, 0),
+        (slice(0, 9), [1, 3], 2),
+        (2, [1, 3]),
     ],
 )
 def test_indexing(kept, index):
     np.testing.assert_array_equal(kept["a/h"][index], ARRAY[index])
 
 
-@pytest.mark.parametrize("index", [50, -51, (0, 0, 0, 0), "a", 1.5, [[0]]])
+@pytest.mark.parametrize("index", [50, -51, (0, 0, 0, 0), "a", 1.5, [[0]], ([0, 1], [1, 2]), (0, slice(2), [1])])
 def test_indices_that_do_not_fit(kept, index):
     with pytest.raises(IndexError):
         kept["a/h"][index]
@@ -169,7 +172,7 @@ def test_processes_share_the_rows(kept):
 
 
 def test_batches_that_cannot_be(kept):
-    with pytest.raises(ValueError, match="size and row_axes must be at least 1"):
+    with pytest.raises(ValueError, match="size, row_axes, window and epochs must be at least 1"):
         kept.batches(0)
     assert list(kept.batches(51)) == []
 
@@ -221,3 +224,40 @@ next(left_open)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
     assert "Exception" not in done.stderr
+
+
+def test_threads_draw_from_one_iterator(kept):
+    drawn, iterator = [], kept.batches(2, shuffle=True, epochs=40)
+    threads = [threading.Thread(target=lambda: drawn.extend(batch["keys/n"] for batch in iterator)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (np.bincount(np.concatenate(drawn)) == 40).all()
+
+
+FORK = """
+import os, sys, traceback
+from sonde import store
+kept = store.open(sys.argv[1])
+iterator = kept.batches(4)
+next(iterator), kept["a/h"][0]
+for use in (lambda: store.open(sys.argv[1]), lambda: kept["a/h"][:], lambda: next(iterator)):
+    sys.stdout.flush()
+    process = os.fork()
+    if not process:
+        try:
+            use()
+        except Exception as error:
+            print(type(error).__name__, str(error).split(",")[0], flush=True)
+        os._exit(0)
+    os.waitpid(process, 0)
+"""
+
+
+def test_a_fork_of_a_process_that_read(kept):
+    """TensorStore would abort it, and a minibatch would never come."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK, kept.folder], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines() == ["StoreError this process was forked from one that has used a store"] * 3

@@ -362,3 +362,43 @@ def test_patterns_and_batches_that_choose_nothing(tmp_path):
     with pytest.raises(StoreError, match="no site to store"):
         harvest(lambda x: x, XS, tmp_path)
     assert not os.listdir(tmp_path)
+
+
+def twice(x):
+    sonde.sow(x, "h#1")
+    return sonde.sow(x + 1, "h") + sonde.sow(x + 2, "h")
+
+
+def looped(x):
+    sonde.sow(x, "h[0]")
+    return jax.lax.scan(lambda carry, _: (sonde.sow(carry + 1, "h"), None), x, None, length=2)
+
+
+@pytest.mark.parametrize("f", [twice, looped, lambda x: sonde.sow({"a/b": x, "a": {"b": x + 1}}, "h")])
+def test_two_values_that_would_have_one_name(tmp_path, f):
+    with pytest.raises(StoreError, match=r"two of the values would be stored as 'h"):
+        store.harvest(f, [jnp.ones((2, 3))], tmp_path, progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_links_are_followed_once(tmp_path):
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "first")
+
+    def batches():
+        for i in range(3):
+            yield np.full((2, 3), i, np.float32)
+            link.unlink()
+            link.symlink_to(tmp_path / "second")
+
+    with pytest.raises(StoreError, match="there is no store"):
+        store.harvest(lambda x: sonde.sow(x, "h"), batches(), link, progress=False)
+    assert store.open(tmp_path / "first")["h"].shape == (6, 3) and not list((tmp_path / "second").iterdir())
+
+
+@pytest.mark.parametrize("name", ["", "a\\b", "x" * 300])
+def test_names_that_no_folder_has(tmp_path, name):
+    with pytest.raises(StoreError, match="cannot be the name of a folder"):
+        store.open(tmp_path / name if name else "")

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from sonde import _extras
+from sonde.store.format.manifest import ArrayInfo
 from sonde.store.format.rows import Piece
 
 
@@ -33,6 +35,11 @@ class Run:
     columns: tuple[tuple[int, int], ...]
     crc: int
 
+    def fits(self, info: ArrayInfo) -> bool:
+        """Whether it can be a run of this array."""
+        whole = len(self.columns) == len(info.row) and all(last <= n for (_, last), n in zip(self.columns, info.row))
+        return whole and self.last - self.first <= info.chunk_rows
+
     def is_in(self, data: np.ndarray, start: int) -> bool:
         """Whether rows, of which the first has the number `start`, hold what was written."""
         part = data[(slice(self.first - start, self.last - start), *(slice(*span) for span in self.columns))]
@@ -46,7 +53,18 @@ class Run:
     def from_json(cls, data: Any) -> Run:
         """From plain lists."""
         first, last, crc, *columns = data
-        return cls(first, last, tuple((a, b) for a, b in columns), crc)
+        spans = [(first, last), *columns]
+        # A row may have no elements.
+        if not all(type(n) is int for n in (crc, *(n for span in spans for n in span))) or first >= last:
+            raise ValueError(f"a run is {data!r}")
+        if not all(0 <= low <= high for low, high in spans):
+            raise ValueError(f"a run is {data!r}")
+        return cls(first, last, tuple((low, high) for low, high in columns), crc)
+
+    @property
+    def size(self) -> int:
+        """How many elements it has."""
+        return (self.last - self.first) * math.prod(high - low for low, high in self.columns)
 
 
 def crc_of(array: np.ndarray, before: int = 0) -> int:
@@ -117,6 +135,7 @@ class Runs:
     def __init__(self, runs: Iterable[Run], n_rows: int) -> None:
         self._runs = sorted((run for run in runs if run.last <= n_rows), key=lambda run: run.first)
         self._firsts = [run.first for run in self._runs]
+        self.size = sum(run.size for run in self._runs)  # in elements
         self._longest = max((run.last - run.first for run in self._runs), default=0)
 
     def of(self, first: int, last: int) -> list[Run]:

@@ -6,6 +6,8 @@ write either happens or does not: on a disk TensorStore writes a temporary file,
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,13 +17,31 @@ from sonde import _extras
 from sonde.errors import StoreError
 from sonde.store.format.storage import Storage
 
+_LONGEST = 255 - len(".__lock")  # characters of a name
+_INTERRUPTED = 10.0  # seconds
 _LOCK = ".__lock"  # what TensorStore appends to the name of a file while it writes it
 PathLike = str | os.PathLike[str]
 
 
 def tensorstore() -> Any:
-    """The package TensorStore, which the extra `store` brings."""
-    return _extras.load("tensorstore", extra="store", purpose="A store of activations")
+    """The package TensorStore, which the extra `store` brings.
+
+    Raises:
+        StoreError: This process is a fork of one that has used it. Its threads are not there, and it would abort.
+    """
+    package = _extras.load("tensorstore", extra="store", purpose="A store of activations")
+    if _using_process() != os.getpid():
+        raise StoreError(
+            "this process was forked from one that has used a store, so it lacks the threads that read stores. Start "
+            "processes with 'spawn' or 'forkserver' (multiprocessing.get_context; data loaders have an argument for it)"
+        )
+    return package
+
+
+@functools.cache
+def _using_process() -> int:
+    """The process that used TensorStore first; a fork remembers the number of its parent."""
+    return os.getpid()
 
 
 class Folder:
@@ -40,9 +60,12 @@ class Folder:
         self._storage = storage or Storage()
         path = self.name.removeprefix("file://")
         self._contexts: dict[int, Any] = {}
-        self._local = None if "://" in path else Path(path).absolute()
+        # Links are followed once, so that all files of a harvest go to one folder.
+        self._local = None if "://" in path else Path(os.path.realpath(path))
         if self._local is None:
             self._storage.kvstore(self.name)
+        elif not path or "\\" in path or len(self._local.name) > _LONGEST:
+            raise StoreError(f"{self.name!r} cannot be the name of a folder")
         elif self._local.exists() and not self._local.is_dir():
             raise StoreError(f"{self.name!r} is a file: a store is a folder")
 
@@ -144,11 +167,14 @@ class Folder:
         Raises:
             StoreError: The bucket did not answer in time.
         """
-        if self._local is not None:
-            return future.result()
-        seconds = self._storage.seconds(nbytes)
+        seconds = None if self._local is not None else self._storage.seconds(nbytes)
         try:
             return future.result(timeout=seconds)
+        except KeyboardInterrupt:
+            # What has begun ends before the next call, which would take it for the work of another process.
+            with contextlib.suppress(TimeoutError):
+                future.exception(timeout=_INTERRUPTED)
+            raise
         except TimeoutError:
             raise StoreError(
                 f"the store {self.name!r} did not answer within {seconds:.0f} seconds: check the address, the network "
@@ -191,6 +217,12 @@ class Folder:
         if isinstance(error, StoreError):
             return error
         return StoreError(f"cannot write to the store {self.name!r}: {reason(error)}")
+
+    def disappeared(self) -> StoreError:
+        """The error of a harvest whose files were removed."""
+        return StoreError(
+            f"files of the store {self.name!r} have disappeared during the harvest: its folder was removed or renamed"
+        )
 
     def taken_over(self) -> StoreError:
         """The error of a harvest that another one has replaced."""

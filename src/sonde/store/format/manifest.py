@@ -12,28 +12,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import secrets
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
 from sonde.errors import StoreError
+from sonde.store.format.decoding import decoded
 from sonde.store.format.folder import Folder
-from sonde.store.format.sealed import checksum, damaged, seal, unseal
+from sonde.store.format.sealed import checksum, seal
 
 FORMAT = "sonde.store"
 VERSION = 3
 MANIFEST = "sonde.json"
 KINDS = ("values", "grads", "taken", "keys")
-_FIELD_TYPES = {
-    "request": dict,
-    "versions": dict,
-    "writers": int,
-    "generation": int,
-    "prepared": bool,
-    "identity": str,
-}
 _LONGEST = 150  # characters of the name of a folder; file systems take 255 bytes
+_LARGEST = 1 << 50  # elements of a row, or of a file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,29 +62,13 @@ class ArrayInfo:
         """Whether two arrays hold the same thing, however it is divided into files."""
         return dataclasses.replace(self, file=other.file, chunk_rows=other.chunk_rows) == other
 
-    @classmethod
-    def from_json(cls, data: Any) -> ArrayInfo:
-        """From parsed JSON.
-
-        Raises:
-            ValueError: A field is missing or has a value that no array can have.
-        """
-        if not isinstance(data, dict) or set(data) != {field.name for field in dataclasses.fields(cls)}:
-            raise ValueError(f"an array is described by {data!r}")
-        for field in ("kind", "path", "folder", "dtype"):
-            if not isinstance(data[field], str):
-                raise ValueError(f"{field} is {data[field]!r}")
-        for field, least in (("row", 0), ("file", 1)):
-            if not isinstance(data[field], list) or not all(type(n) is int and n >= least for n in data[field]):
-                raise ValueError(f"{field} is {data[field]!r}")
-        kind, below = data["kind"], data["folder"].removeprefix(f"{data['kind']}/")
-        if kind not in KINDS or below == data["folder"] or not below or "/" in below or below in (".", ".."):
-            raise ValueError(f"an array of the kind {kind!r} is in the folder {data['folder']!r}")
-        rows = data["chunk_rows"]
-        if len(data["file"]) != len(data["row"]) + 1 or type(rows) is not int or rows < 1 or data["file"][0] % rows:
-            raise ValueError(f"files of {data['file']} with chunks of {rows!r} rows do not fit rows of {data['row']}")
-        row, file = tuple(data["row"]), tuple(data["file"])
-        return cls(kind, data["path"], data["folder"], row, data["dtype"], file, rows)
+    def __post_init__(self) -> None:
+        below = self.folder.removeprefix(f"{self.kind}/")
+        if self.kind not in KINDS or below in (self.folder, "", ".", "..") or "/" in below:
+            raise ValueError(f"an array of the kind {self.kind!r} is in the folder {self.folder!r}")
+        fits = len(self.file) == len(self.row) + 1 and min(*self.file, self.chunk_rows) >= 1
+        if not fits or self.file[0] % self.chunk_rows or max(map(math.prod, (self.row, self.file))) > _LARGEST:
+            raise ValueError(f"files of {self.file} with chunks of {self.chunk_rows} rows, for rows of {self.row}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +83,8 @@ class Manifest:
         generation: How often the number of processes has changed.
         prepared: Whether all other files exist.
         identity: A random text, which is also in the other files, so that files of another store are noticed.
+        format: The name of the format.
+        version: Its version.
     """
 
     request: Mapping[str, Any]
@@ -113,6 +94,12 @@ class Manifest:
     generation: int = 0
     prepared: bool = False
     identity: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
+    format: str = FORMAT
+    version: int = VERSION
+
+    def __post_init__(self) -> None:
+        if {len({info.name for info in self.arrays}), len({info.folder for info in self.arrays})} != {len(self.arrays)}:
+            raise ValueError("two arrays have one name")
 
     def differing(self, other: Manifest) -> list[str]:
         """The names of arrays that are not in both, or have other rows there, or come in another order."""
@@ -130,8 +117,7 @@ class Manifest:
         Raises:
             StoreError: Another harvest has written it since.
         """
-        data = seal({"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)})
-        written = folder.write_if(MANIFEST, data, version)
+        written = folder.write_if(MANIFEST, seal(dataclasses.asdict(self)), version)
         if written is None:
             raise folder.taken_over()
         return written
@@ -144,18 +130,7 @@ class Manifest:
             StoreError: It is damaged, or not a manifest of this version.
         """
         _refuse_other_version(data, where)
-        told = unseal(data, MANIFEST, where)
-        try:
-            arrays = tuple(map(ArrayInfo.from_json, told["arrays"]))
-            if {len({info.name for info in arrays}), len({info.folder for info in arrays})} != {len(arrays)}:
-                raise ValueError("two arrays have one name")
-            fields = {name: told[name] for name in _FIELD_TYPES}
-            for name, value in fields.items():
-                if type(value) is not _FIELD_TYPES[name]:
-                    raise ValueError(f"{name} is {value!r}")
-            return cls(arrays=arrays, **fields)
-        except (ValueError, KeyError, TypeError) as error:
-            raise damaged(MANIFEST, where, f"{type(error).__name__}: {error}") from error
+        return decoded(cls, data, MANIFEST, where)
 
 
 def _refuse_other_version(data: bytes, where: str) -> None:

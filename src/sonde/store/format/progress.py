@@ -16,14 +16,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from sonde.errors import StoreError
+from sonde.store.format.decoding import decoded
 from sonde.store.format.digests import Run, Runs
 from sonde.store.format.folder import Folder
 from sonde.store.format.manifest import Manifest
-from sonde.store.format.sealed import checksum, damaged, seal, unseal
+from sonde.store.format.sealed import checksum, damaged, seal
 
 SEGMENT_BYTES = 1 << 18  # entries beyond this size move to a segment
 
@@ -54,11 +58,9 @@ class Entry:
         runs = [[run.to_json() for run in of_array] for of_array in self.runs]
         return {"first": self.first, "inputs": self.inputs, "rows": self.rows, "runs": runs}
 
-    @classmethod
-    def from_json(cls, data: Any) -> Entry:
-        """From plain lists."""
-        runs = tuple(tuple(map(Run.from_json, of_array)) for of_array in data["runs"])
-        return cls(data["first"], tuple(data["inputs"]), tuple(data["rows"]), runs)
+    def __post_init__(self) -> None:
+        if len(self.rows) != len(self.runs):
+            raise ValueError(f"{len(self.rows)} arrays have rows, {len(self.runs)} have checksums")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +74,10 @@ class Segment:
 
     sha256: str
     last: int
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch("[0-9a-f]{64}", self.sha256):
+            raise ValueError(f"the checksum of a segment is {self.sha256!r}")
 
     @property
     def file(self) -> str:
@@ -102,6 +108,21 @@ class Progress:
         return dataclasses.replace(
             self, batches=entry.last, rows=entry.rows, entries=(*self.entries, entry), finished=False
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class _SegmentFile:
+    entries: tuple[Entry, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Contents(Progress):
+    """What is in a progress file: the progress, and which file it is."""
+
+    identity: str = ""
+    generation: int = 0
+    writer: int = 0
+    harvest: str = ""
 
 
 class ProgressFile:
@@ -143,7 +164,7 @@ class ProgressFile:
     def _replace(self, progress: Progress) -> None:
         version = self._folder.write_if(self._name, self._sealed(progress), self._version)
         if version is None:
-            raise self._folder.taken_over()
+            raise self._folder.taken_over() if self._folder.read(self._name) else self._folder.disappeared()
         self._version = version
 
     def _sealed(self, progress: Progress) -> bytes:
@@ -197,20 +218,32 @@ class Listed:
     def runs(self, number: int) -> Runs:
         """The checksums of the rows of an array, by its place in the manifest."""
         if number not in self._runs:
-            runs = (run for entry in self.entries() for run in entry.runs[number])
-            self._runs[number] = Runs(runs, self.rows[number])
+            info, of_array = self._arrays[number], [run for entry in self.entries() for run in entry.runs[number]]
+            runs = Runs(of_array, self.rows[number])
+            if runs.size != self.rows[number] * math.prod(info.row) or not all(run.fits(info) for run in of_array):
+                raise self._damaged(f"the checksums of {info.name} are not those of its rows")
+            self._runs[number] = runs
         return self._runs[number]
 
     def inputs(self) -> list[str]:
         """A checksum of every batch in the store."""
         by_number = {entry.first + i: text for entry in self.entries() for i, text in enumerate(entry.inputs)}
-        return [by_number[number] for number in range(self.batches)]
+        return [by_number[number] for number in sorted(by_number)]
 
     def entries(self) -> list[Entry]:
         """All entries of batches in the store."""
         if self._entries is None:
-            self._entries = [entry for progress in self._files for entry in self._all_of(progress)]
+            entries = [entry for progress in self._files for entry in self._all_of(progress)]
+            numbers = {number for entry in entries for number in range(entry.first, entry.last)}
+            ends = {entry.rows for entry in entries if entry.last == self.batches}
+            whole = all(len(entry.rows) == len(self._arrays) for entry in entries)
+            if not whole or len(numbers) != self.batches or not ends <= {self.rows}:
+                raise self._damaged("they do not list all batches")
+            self._entries = entries
         return self._entries
+
+    def _damaged(self, why: str) -> StoreError:
+        return damaged("what is in progress/", self._folder.name, why)
 
     def of_writer(self, writer: int) -> Progress:
         """The progress of one process, without batches that others have not listed."""
@@ -241,18 +274,7 @@ class Listed:
             raise damaged(segment.file, self._folder.name, "it is missing")
         if checksum(data) != segment.sha256:
             raise damaged(segment.file, self._folder.name, "its bytes are not those that were written")
-        told = unseal(data, segment.file, self._folder.name)
-        return [_entry(one, len(self._arrays), segment.file, self._folder) for one in told["entries"]]
-
-
-def _entry(data: Any, n_arrays: int, name: str, folder: Folder) -> Entry:
-    try:
-        entry = Entry.from_json(data)
-        if (len(entry.rows), len(entry.runs)) != (n_arrays, n_arrays):
-            raise ValueError(f"an entry has {len(entry.rows)} arrays, the store {n_arrays}")
-        return entry
-    except (ValueError, KeyError, TypeError) as error:
-        raise damaged(name, folder.name, f"{type(error).__name__}: {error}") from error
+        return list(decoded(_SegmentFile, data, segment.file, self._folder.name).entries)
 
 
 def read_progress(folder: Folder, manifest: Manifest) -> Listed:
@@ -266,23 +288,19 @@ def read_progress(folder: Folder, manifest: Manifest) -> Listed:
     return Listed(folder, manifest, [_read(folder, manifest, i) for i in range(manifest.writers)])
 
 
-def _contents(data: bytes | None, folder: Folder, manifest: Manifest, writer: int) -> dict[str, Any]:
+def _contents(data: bytes | None, folder: Folder, manifest: Manifest, writer: int) -> _Contents:
     """What a progress file says, if it is that of this process of this store."""
     name, owner = _file_name(manifest, writer), _owner(manifest, writer)
     if data is None:
         raise damaged(name, folder.name, "it is missing")
-    told = unseal(data, name, folder.name)
-    if {key: told.get(key) for key in owner} != owner:
+    contents = decoded(_Contents, data, name, folder.name)
+    if {key: getattr(contents, key) for key in owner} != owner:
         raise damaged(name, folder.name, "it belongs to another store, or to another process")
-    return told
+    if len(contents.rows) != len(manifest.arrays):
+        raise damaged(name, folder.name, f"it has rows of {len(contents.rows)} arrays, not {len(manifest.arrays)}")
+    return contents
 
 
 def _read(folder: Folder, manifest: Manifest, writer: int) -> Progress:
-    name = _file_name(manifest, writer)
-    told = _contents(folder.read(name), folder, manifest, writer)
-    try:
-        segments = tuple(Segment(segment["sha256"], segment["last"]) for segment in told["segments"])
-        entries = tuple(_entry(entry, len(manifest.arrays), name, folder) for entry in told["entries"])
-        return Progress(told["batches"], tuple(told["rows"]), segments, entries, told["finished"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise damaged(name, folder.name, f"{type(error).__name__}: {error}") from error
+    contents = _contents(folder.read(_file_name(manifest, writer)), folder, manifest, writer)
+    return Progress(**{field.name: getattr(contents, field.name) for field in dataclasses.fields(Progress)})

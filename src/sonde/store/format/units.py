@@ -12,12 +12,15 @@ creates only if they do not exist (`writing/worker.py`).
 from __future__ import annotations
 
 import dataclasses
+import re
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from sonde.errors import StoreError
+from sonde.store.format.decoding import decoded
 from sonde.store.format.folder import Folder
-from sonde.store.format.sealed import damaged, seal, unseal
+from sonde.store.format.sealed import damaged, seal
 
 UNITS = "units.json"
 
@@ -33,10 +36,14 @@ class UnitsManifest:
         identity: A text that no other store has.
     """
 
-    request: dict[str, Any]
+    request: Mapping[str, Any]
     batches: int
     size: int
     identity: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
+
+    def __post_init__(self) -> None:
+        if min(self.batches, self.size) < 1:
+            raise ValueError(f"{self.batches} batches in units of {self.size}")
 
     @property
     def count(self) -> int:
@@ -55,17 +62,26 @@ def read_units(folder: Folder) -> UnitsManifest | None:
         StoreError: It is damaged.
     """
     data = folder.read(UNITS)
-    if data is None:
-        return None
-    told = unseal(data, UNITS, folder.name)
-    try:
-        manifest = UnitsManifest(**told)
-        sizes = manifest.batches, manifest.size
-        if not all(type(n) is int and n >= 1 for n in sizes) or not isinstance(manifest.identity, str):
-            raise ValueError(f"{manifest.batches!r} batches in units of {manifest.size!r}")
-        return manifest
-    except (TypeError, ValueError) as error:
-        raise damaged(UNITS, folder.name, str(error)) from error
+    return None if data is None else decoded(UnitsManifest, data, UNITS, folder.name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """Says which attempt holds a unit.
+
+    Attributes:
+        identity: That of the store.
+        unit: The number of the unit.
+        attempt: The folder of the attempt.
+    """
+
+    identity: str
+    unit: int
+    attempt: str
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch("[0-9a-f]+", self.attempt):
+            raise ValueError(f"an attempt is named {self.attempt!r}")
 
 
 def shared_units(folder: Folder, request: dict[str, Any], n_batches: int, size: int) -> UnitsManifest:
@@ -105,17 +121,16 @@ def attempt_of(folder: Folder, manifest: UnitsManifest, unit: int) -> str | None
     data = folder.read(name)
     if data is None:
         return None
-    told = unseal(data, name, folder.name)
-    attempt = told.get("attempt")
-    if (told.get("identity"), told.get("unit")) != (manifest.identity, unit) or not isinstance(attempt, str):
+    done = decoded(Done, data, name, folder.name)
+    if (done.identity, done.unit) != (manifest.identity, unit):
         raise damaged(name, folder.name, "it belongs to another store or unit")
-    return f"{folder_of(unit)}/attempts/{attempt}"
+    return f"{folder_of(unit)}/attempts/{done.attempt}"
 
 
 def set_done(folder: Folder, manifest: UnitsManifest, unit: int, attempt: str) -> None:
     """Makes an attempt the one that holds a unit, if none does yet; removes the files of all other attempts."""
-    told = {"identity": manifest.identity, "unit": unit, "attempt": attempt}
-    folder.create(f"{folder_of(unit)}/done.json", seal(told))
+    done = Done(manifest.identity, unit, attempt)
+    folder.create(f"{folder_of(unit)}/done.json", seal(dataclasses.asdict(done)))
     holds = attempt_of(folder, manifest, unit)
     folder.remove(key for key in folder.keys(f"{folder_of(unit)}/attempts/") if not key.startswith(f"{holds}/"))
 

@@ -11,11 +11,15 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import hashlib
+import operator
+import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from sonde.store.format.folder import tensorstore
 
 if TYPE_CHECKING:
     from sonde.store.reading.reader import StoredArray
@@ -68,10 +72,12 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
         process: int,
         processes: int,
     ) -> None:
-        if size < 1 or row_axes < 1 or not 0 <= process < processes:
+        size, row_axes, process, processes = map(operator.index, (size, row_axes, process, processes))
+        least = (size, row_axes, *(n for n in (window, epochs) if n is not None))
+        if min(least) < 1 or not 0 <= process < processes:
             raise ValueError(
-                f"batches: size and row_axes must be at least 1 and process below processes, got size={size}, "
-                f"row_axes={row_axes}, process={process}, processes={processes}"
+                "batches: size, row_axes, window and epochs must be at least 1 and process below processes, got "
+                f"{size=}, {row_axes=}, {window=}, {epochs=}, {process=}, {processes=}"
             )
         if not arrays:
             raise ValueError("batches: the store has no values")
@@ -93,6 +99,7 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
         self._process, self._processes = process, processes
         self._per_window = max(whole // block, 1)
         self._state = Position()
+        self._lock = threading.Lock()
         told = identity, list(leads.items()), size, seed, block, self._per_window, process, processes
         self._order_id = hashlib.sha256(repr(told).encode()).hexdigest()[:16]
         self._ends: tuple[int, np.ndarray, int] | None = None
@@ -107,6 +114,11 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
         return self
 
     def __next__(self) -> dict[str, np.ndarray]:
+        tensorstore()  # raises an error in a fork, whose thread would not read
+        with self._lock:  # several threads may draw from one iterator
+            return self._next()
+
+    def _next(self) -> dict[str, np.ndarray]:
         if self._epochs is not None and self._state.epoch >= self._epochs:
             raise StopIteration
         ends, total = self._window_ends(self._state.epoch)
@@ -115,7 +127,7 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
             if total < self._size:
                 raise StopIteration
             self._state = Position(self._state.epoch + 1)
-            return next(self)
+            return self._next()
         first, last = np.searchsorted(ends, [start, stop - 1], side="right")
         batch = {name: np.empty((self._size, *a.shape[self._axes :]), a.dtype) for name, a in self._arrays.items()}
         for number in range(int(first), int(last) + 1):
@@ -137,10 +149,10 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
         Raises:
             ValueError: The state is that of an iterator whose rows come in another order.
         """
-        epoch, batch = state.get("epoch"), state.get("batch")
-        whole = set(state) == {"epoch", "batch", "order"}
-        if not whole or not isinstance(epoch, int) or not isinstance(batch, int) or min(epoch, batch) < 0:
-            raise ValueError(f"set_state takes what get_state returned, got {dict(state)!r}")
+        whole = isinstance(state, Mapping) and state.keys() == {"epoch", "batch", "order"}
+        epoch, batch = (state["epoch"], state["batch"]) if whole else (None, None)
+        if type(epoch) is not int or type(batch) is not int or min(epoch, batch) < 0:
+            raise ValueError(f"set_state takes what get_state returned, got {state!r}")
         if state["order"] != self._order_id:
             raise ValueError(
                 "set_state: the state is of an iterator over another store, or with other arguments (size, patterns, "

@@ -118,6 +118,13 @@ def _plain_index(index: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], t
     if missing < 0:
         raise IndexError(f"{len(parts) - 1} indices for an array of {len(shape)} axes")
     parts[at : at + 1] = [slice(None)] * missing
+    listed = [number for number, part in enumerate(parts) if not isinstance(part, slice) and np.ndim(part)]
+    numbers = [number for number, part in enumerate(parts) if not isinstance(part, slice)]
+    if len(listed) > 1 or (listed and numbers[-1] - numbers[0] >= len(numbers)):
+        raise IndexError(
+            "a list along one axis cannot be combined with one along another, or with a number beyond a slice: NumPy "
+            "would not take them axis by axis. Index the array that was read"
+        )
     plain, flips, axis = [], [], 0
     for part, size in zip(parts, shape):
         if isinstance(part, slice):

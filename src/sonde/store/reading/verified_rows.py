@@ -89,6 +89,7 @@ class RowReader:
         return self._folder.damaged(self._info.name, ValueError(f"rows {first} to {last - 1} {why}"))
 
     def _opened(self) -> Any:
+        tensorstore()  # raises an error in a fork
         if self._array is None:
             rows = self._listed.rows[self._number]
             try:

@@ -16,7 +16,7 @@ from sonde.core import Pattern
 from sonde.errors import StoreError
 from sonde.store.format import checksums, rows, zarr_arrays
 from sonde.store.format.folder import Folder, PathLike
-from sonde.store.format.manifest import MANIFEST, ArrayInfo, Manifest, folder_names, read_manifest
+from sonde.store.format.manifest import MANIFEST, ArrayInfo, Manifest, folder_names, needed_manifest, read_manifest
 from sonde.store.format.progress import Listed, Progress, ProgressFile, read_progress
 from sonde.store.format.storage import Storage
 from sonde.store.format.units import shared_units
@@ -107,8 +107,8 @@ def harvest(
     """
     options = {"reduce": reduce, "grads": grads, "keep": keep, "keys": keys, "inside": inside, "compiled": compiled}
     program = program_for("harvest", f, patterns, dtype=dtype, **options)
-    if memory < 1:
-        raise ValueError(f"harvest(memory=...) must be a positive number of bytes, got {memory}")
+    if not isinstance(memory, int | float) or not memory >= 1:
+        raise ValueError(f"harvest(memory=...) must be a positive number of bytes, got {memory!r}")
     if unit is not None:
         harvest_units(program, batches, Folder(folder, storage), storage, size=unit, lease=lease, memory=memory)
     else:
@@ -194,27 +194,31 @@ class _Begun:
         """The writer of this process, when the first batch is known. All processes make it together."""
         with together():
             _check_global(outcome)
-            manifest = self._prepared(outcome)
+            if self.manifest is not None:
+                check_fits(self.manifest.arrays, outcome, 0 if self.listed is None else self.listed.batches)
+            if _is_first():  # the others might see what it writes meanwhile
+                self._prepare(outcome)
         with together():
             if self.place.read(MANIFEST) is None:
                 raise StoreError(
                     f"this process does not see what the first one wrote to {self.place.name!r}: give a folder that "
                     "all share"
                 )
-            manifest = read_manifest(self.place) or manifest
-            return self._opened(manifest, read_progress(self.place, manifest), outcome)
+            return self._opened(outcome)
 
     def writer_to_finish(self) -> Writer | None:
         """The writer for a harvest that ended after its last batch, and before it was marked as complete."""
         if self.manifest is None or self.listed is None or not self.listed.batches or self.listed.finished:
             return None
         with together():
-            manifest = self._with_writers(self.manifest, self.place.read_version(MANIFEST)[1], self.listed)
+            if _is_first():
+                self._take_over(self.manifest, self.place.read_version(MANIFEST)[1], self.listed)
         with together():
-            manifest = read_manifest(self.place) or manifest
-            return self._opened(manifest, read_progress(self.place, manifest), None)
+            return self._opened(None)
 
-    def _opened(self, manifest: Manifest, listed: Listed, outcome: BatchOutcome | None) -> Writer:
+    def _opened(self, outcome: BatchOutcome | None) -> Writer:
+        manifest = needed_manifest(self.place)
+        listed = read_progress(self.place, manifest)
         self._check_unchanged(listed)
         process = jax.process_index()
         batches = 1 if outcome is None else batches_at_a_time(outcome, self.memory)
@@ -234,47 +238,40 @@ class _Begun:
         if listed.batches != (0 if self.listed is None else self.listed.batches):
             raise self.place.taken_over()
 
-    def _prepared(self, outcome: BatchOutcome) -> Manifest:
-        """The manifest; the first process makes it and the files it lists if they are missing."""
-        manifest = self.manifest
+    def _prepare(self, outcome: BatchOutcome) -> None:
+        """Makes the manifest and the files it lists if they are missing."""
         data, version = self.place.read_version(MANIFEST)
-        begun = None if data is None else Manifest.from_bytes(data, self.place.name).identity
-        if begun != (None if manifest is None else manifest.identity):
+        begun = None if data is None else Manifest.from_bytes(data, self.place.name)
+        if (begun and begun.identity) != (self.manifest and self.manifest.identity):
             raise self.place.taken_over()
-        if manifest is not None:
-            self._check_unchanged(read_progress(self.place, manifest))
-        if manifest is None:
-            versions = {"jax": jax.__version__, "sonde": __version__}
-            manifest = Manifest(self.request, _infos(outcome, self.memory), versions, writers=jax.process_count())
-        else:
-            check_fits(manifest.arrays, outcome, 0 if self.listed is None else self.listed.batches)
-        if not _is_first():
-            return manifest
+        if begun is not None:
+            self._check_unchanged(read_progress(self.place, begun))
         self.place.clear_locks()
-        if not manifest.prepared:
-            manifest = dataclasses.replace(manifest, writers=jax.process_count())
-            version = manifest.write(self.place, version)
-            rows_now = (0,) * len(manifest.arrays)
-            self.place.write_all(zarr_arrays.metadata_files(manifest.arrays, rows_now))
-            return _with_files(self.place, manifest, version, Progress(rows=rows_now))
-        return self._with_writers(manifest, version, self.listed)
+        if begun is not None and begun.prepared:
+            if self.listed is not None:
+                self._take_over(begun, version, self.listed)
+            return
+        versions = {"jax": jax.__version__, "sonde": __version__}
+        manifest = begun or Manifest(self.request, _infos(outcome, self.memory), versions)
+        manifest = dataclasses.replace(manifest, writers=jax.process_count())
+        version = manifest.write(self.place, version)
+        rows_now = (0,) * len(manifest.arrays)
+        self.place.write_all(zarr_arrays.metadata_files(manifest.arrays, rows_now))
+        _write_with_files(self.place, manifest, version, Progress(rows=rows_now))
 
-    def _with_writers(self, manifest: Manifest, version: bytes, listed: Listed | None) -> Manifest:
-        """The manifest for this number of processes: the first one takes over what others have written."""
-        if not _is_first() or listed is None or manifest.writers == jax.process_count():
-            return manifest
-        more = dataclasses.replace(manifest, writers=jax.process_count(), generation=manifest.generation + 1)
-        return _with_files(self.place, more, version, listed.as_one())
+    def _take_over(self, manifest: Manifest, version: bytes, listed: Listed) -> None:
+        """Prepares the store for this number of processes: the first one takes over what others have written."""
+        if manifest.writers != jax.process_count():
+            more = dataclasses.replace(manifest, writers=jax.process_count(), generation=manifest.generation + 1)
+            _write_with_files(self.place, more, version, listed.as_one())
 
 
-def _with_files(place: Folder, manifest: Manifest, version: bytes, written: Progress) -> Manifest:
+def _write_with_files(place: Folder, manifest: Manifest, version: bytes, written: Progress) -> None:
     """Writes the progress files that a manifest needs, and then the manifest, in place of that version."""
     alone = dataclasses.replace(written, segments=(), entries=())
     for process in range(manifest.writers):
         ProgressFile(place, manifest, process).create(alone if process else written)
-    manifest = dataclasses.replace(manifest, prepared=True)
-    manifest.write(place, version)
-    return manifest
+    dataclasses.replace(manifest, prepared=True).write(place, version)
 
 
 def _run(program: BatchProgram, numbered: Iterator[tuple[int, Any]], begun: _Begun, bar: ProgressBar) -> bool:

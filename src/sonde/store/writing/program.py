@@ -119,6 +119,11 @@ class BatchProgram:
         names, stored, beyond = [], [], []
         for kind, path, array in itertools.chain(parts(records, grads=wanted.grads), _keys(wanted, args)):
             _check_rows(kind, path, array, mask)
+            if (kind, path) in names:
+                raise StoreError(
+                    f"harvest: two of the {kind} would be stored as {path!r}: a call is named like 'h#1', an iteration "
+                    "like 'h[1]', a part of a value like 'h/key'. Give one of the sites another name"
+                )
             array, lost = (array, jnp.zeros((), jnp.int32)) if kind in ("taken", "keys") else _cast(array, wanted.dtype)
             names.append((kind, path))
             stored.append(array)

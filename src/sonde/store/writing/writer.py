@@ -161,10 +161,19 @@ class Writer:
             self._thread.start()
 
     def close(self) -> None:
-        """Writes the rest and waits until it is written, or for an error."""
+        """Writes the rest and waits until it is written, or for an error.
+
+        If that is interrupted, it waits for what is being written, and no more is.
+        """
         self._jobs.put(None)
-        if self._thread is not None:
+        if self._thread is None:
+            return
+        try:
             self._thread.join()
+        except BaseException:
+            self._fail(StoreError("the harvest was interrupted"))
+            self._thread.join()
+            raise
 
     def finish(self) -> None:
         """Marks the harvest as complete. To be called when all processes have closed."""
