@@ -10,16 +10,30 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from sonde.errors import AssignSubModuleError, CallShareScopeOnUnboundModuleError
 from sonde.flax.flags import flag
 from sonde.linen.flax_names.outer_scope import is_flax_scope, scope_on
 from sonde.linen.variables.frozen_dict import FrozenDict
-from sonde.linen.variables.scope import Scope
+from sonde.linen.variables.scope import Scope, Variable
 
 if TYPE_CHECKING:
     from sonde.linen.modules.module import Module
+
+
+class ModuleBase:
+    """Marks the class `Module`, for the files that `module.py` is built on and that must recognize a module."""
+
+
+def is_module(value: object) -> TypeGuard[Module]:
+    """Whether a value is a module."""
+    return isinstance(value, ModuleBase)
+
+
+def is_bound(value: object) -> bool:
+    """Whether a value is a module or a variable, which belong to one run and cannot pass through a transform."""
+    return isinstance(value, (ModuleBase, Variable))
 
 
 class _Unspecified:
@@ -162,13 +176,11 @@ def _sorted(keys: Iterable[Any]) -> list[Any]:
 
 def adopt(owner: Module, attribute: str, value: Any) -> Any:
     """Makes the modules in the value of an attribute submodules of its owner, unless they have an owner."""
-    from sonde.linen.modules.module import Module
-
     scope = owner.bound_scope("adopt submodules")
     keeps_names = getattr(type(owner), "preserve_adopted_names", flag("flax_preserve_adopted_names"))
 
     def take(leaf: Any, suffix: str) -> Any:
-        if not isinstance(leaf, Module) or leaf.scope is not None:
+        if not is_module(leaf) or leaf.scope is not None:
             return leaf
         name = f"{attribute}{suffix}"
         if leaf.parent is not None and leaf.name is None:
@@ -214,9 +226,7 @@ class _Cloning:
         return type(source)(**{"name": source.name, **values, "parent": parent, **changes})
 
     def _below(self, leaf: Any, _: str) -> Any:
-        from sonde.linen.modules.module import Module
-
-        if isinstance(leaf, Module) and id(leaf) not in self._copies:
+        if is_module(leaf) and id(leaf) not in self._copies:
             self._copies[id(leaf)] = self.copy(leaf, None, self._renamed)
         return self._copies.get(id(leaf), leaf)
 
@@ -232,9 +242,7 @@ def contains(value: Any, is_wanted: Callable[[Any], bool]) -> bool:
 
 def contains_module(value: Any) -> bool:
     """Whether a value is a module, or holds one in nested containers."""
-    from sonde.linen.modules.module import Module
-
-    return contains(value, lambda leaf: isinstance(leaf, Module))
+    return contains(value, is_module)
 
 
 def share_scope(module: Module, other: Module, /) -> None:

@@ -18,7 +18,7 @@ import jax
 
 from sonde.errors import CallCompactUnboundModuleError, InvalidInstanceModuleError, LayerInputError
 from sonde.flax.flags import flag
-from sonde.linen.modules.attach import describe
+from sonde.linen.modules.attach import describe, is_module
 from sonde.linen.modules.context import context
 from sonde.linen.variables import sites
 
@@ -159,11 +159,8 @@ def wrap(fun: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fun)
     def method(*args: Any, **kwargs: Any) -> Any:
-        # A method of a lifted class may be called as a plain function, with a first argument that is not a module.
-        from sonde.linen.modules.module import Module
-
         first = args[0] if args else None
-        if not isinstance(first, Module):
+        if not is_module(first):  # a method of a lifted class, called as a plain function of something else
             return fun(*args, **kwargs)
         return call(first, fun, is_compact, args[1:], kwargs)
 

@@ -18,8 +18,8 @@ from sonde.errors import (
     SetAttributeInModuleSetupError,
 )
 from sonde.linen import kw_only_dataclasses
-from sonde.linen.modules import attach, methods, run
-from sonde.linen.modules.attach import UNSPECIFIED, ModuleState
+from sonde.linen.modules import attach, methods, run, table
+from sonde.linen.modules.attach import UNSPECIFIED, ModuleBase, ModuleState
 from sonde.linen.modules.context import context
 from sonde.linen.modules.description import description, short
 from sonde.linen.modules.methods import OnInstances
@@ -49,7 +49,7 @@ class _Parent:
 
 @dataclass_transform(field_specifiers=(dataclasses.field,))
 @dataclasses.dataclass(repr=False)
-class Module:
+class Module(ModuleBase):
     """The base class of modules. Subclasses become dataclasses without a decorator.
 
     Submodules and variables are made in `setup`, or where they are used, in a method marked `@nn.compact`. A module
@@ -457,16 +457,12 @@ class Module:
 
     def tabulate(self, rngs: Any, *args: Any, **kwargs: Any) -> str:
         """A table of the submodules and variables for given inputs; options as for `nn.tabulate`, by keyword."""
-        from sonde.linen.modules import table
-
         names = inspect.signature(table.tabulate).parameters
         options = {name: kwargs.pop(name) for name in list(kwargs) if name in names and name != "kwargs"}
         return table.tabulate(self, rngs, **options)(*args, **kwargs)
 
     def module_paths(self, rngs: Any, *args: Any, **kwargs: Any) -> dict[str, Module]:
         """The submodules that are called for given inputs, by path; arguments as for `init`."""
-        from sonde.linen.modules import table
-
         return table.module_paths(self, rngs, *args, **kwargs)
 
     def clone(

@@ -16,6 +16,7 @@ import jax
 from sonde._array_text import human_size, indexed, size_and_bytes
 from sonde._model_table import estimated_flops, new_table, printed
 from sonde.core import shapes_in, split_arrays
+from sonde.linen.modules.attach import is_module
 from sonde.linen.modules.methods import InterceptorContext, intercept_methods
 from sonde.linen.modules.run import ALL_BUT_INTERMEDIATES
 from sonde.linen.sharding import meta
@@ -89,9 +90,7 @@ def calls_of(module: Module, rngs: Any, *args: Any, method: Any = None, **kwargs
 
 def _kept(tree: Any) -> Any:
     """What a table keeps of arguments or outputs: shapes for arrays, and modules without their scopes."""
-    from sonde.linen.modules.module import Module
-
-    return shapes_in(jax.tree.map(lambda x: x.clone(_deep_clone=True) if isinstance(x, Module) else x, tree))
+    return shapes_in(jax.tree.map(lambda x: x.clone(_deep_clone=True) if is_module(x) else x, tree))
 
 
 def module_paths(module: Module, rngs: Any, *args: Any, **kwargs: Any) -> dict[str, Module]:

@@ -21,6 +21,7 @@ import jax
 
 from sonde.errors import TransformedMethodReturnValueError, TransformTargetError
 from sonde.linen.modules import attach
+from sonde.linen.modules.attach import is_bound
 from sonde.linen.modules.methods import wrap
 from sonde.linen.modules.module import Module
 from sonde.linen.modules.run import changed_variables, perform
@@ -159,35 +160,19 @@ def _outermost(scopes: Sequence[Scope]) -> tuple[list[Scope], list[tuple[int, Pa
     return [scope for _, scope in packed.values()], places
 
 
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Static:
     """A pytree without leaves: carries a value through a transform unchanged."""
 
     value: Any
 
-    def tree_flatten(self) -> tuple[tuple[()], Any]:
-        """Everything is structure."""
-        return (), self.value
 
-    @classmethod
-    def tree_unflatten(cls, value: Any, leaves: tuple[()]) -> Static:
-        """The inverse of `tree_flatten`."""
-        del leaves
-        return cls(value)
-
-
+@dataclasses.dataclass(frozen=True)
 class _Position:
     """The position of a module or variable in the arguments of a transformed function."""
 
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Position) and other.index == self.index
-
-    def __hash__(self) -> int:
-        return hash(self.index)
+    index: int
 
 
 class Bridge:
@@ -209,7 +194,7 @@ class Bridge:
         self.module = module
         module.check_post_init()
         self._taken: list[Any] = []
-        self.args, self.kwargs = jax.tree.map(self._take, (args, kwargs or {}), is_leaf=_is_bound)
+        self.args, self.kwargs = jax.tree.map(self._take, (args, kwargs or {}), is_leaf=is_bound)
         self._index: dict[int, int] = {}
         self.scopes: list[Scope] = []
         self.sources = (module, *self._taken)
@@ -223,7 +208,7 @@ class Bridge:
         return inner
 
     def _take(self, leaf: Any) -> Any:
-        if not _is_bound(leaf):
+        if not is_bound(leaf):
             return leaf
         self._taken.append(leaf)
         return Static(_Position(len(self._taken) - 1))
@@ -236,8 +221,8 @@ class Bridge:
         if isinstance(source, Module):
             for name in attach.fields_of(source):
                 value = getattr(source, name)
-                if attach.contains(value, _is_bound):
-                    attach.frozen_containers(value, lambda leaf, _: self._collect(leaf) if _is_bound(leaf) else None)
+                if attach.contains(value, is_bound):
+                    attach.frozen_containers(value, lambda leaf, _: self._collect(leaf) if is_bound(leaf) else None)
 
     def index_of(self, source: Any) -> int | None:
         """The index of the scope of a module or variable among `scopes`, None if it is not there."""
@@ -289,15 +274,11 @@ class Bridge:
         else:
             values = {name: getattr(old, name) for name in attach.fields_of(old)}
             for name, value in values.items():
-                if attach.contains(value, _is_bound):
+                if attach.contains(value, is_bound):
                     values[name] = attach.frozen_containers(value, lambda leaf, _: self._copy(leaf, scopes, copies))
             new = (cls or type(old))(**values, name=old.name, parent=scopes[index])
         copies[id(old)] = new
         return new
-
-
-def _is_bound(leaf: Any) -> bool:
-    return isinstance(leaf, (Module, Variable))
 
 
 def _is_slot(leaf: Any) -> bool:
@@ -305,8 +286,8 @@ def _is_slot(leaf: Any) -> bool:
 
 
 def _check_output(output: Any, module: Module, fn: Callable[..., Any]) -> None:
-    for leaf in jax.tree.leaves(output, is_leaf=_is_bound):
-        if _is_bound(leaf):
+    for leaf in jax.tree.leaves(output, is_leaf=is_bound):
+        if is_bound(leaf):
             raise TransformedMethodReturnValueError(
                 f"{getattr(fn, '__name__', 'a function')} of {attach.describe(module)} runs under a lifted "
                 "transform and returns a "

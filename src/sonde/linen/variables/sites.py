@@ -46,12 +46,13 @@ from sonde.core import (
     with_capture_state,
 )
 from sonde.errors import JaxTransformError
+from sonde.linen.modules.attach import is_bound
 from sonde.linen.modules.context import context
 from sonde.linen.variables.filters import may_overlap
+from sonde.linen.variables.scope import Path, Run, Scope
 
 if TYPE_CHECKING:
     from sonde.linen.modules.module import Module
-    from sonde.linen.variables.scope import Path, Run, Scope
 
 T = TypeVar("T")
 
@@ -319,17 +320,10 @@ def call_with_ends(
         return run(*args, **kwargs)
     context.calls.append((module, name, fun))
     try:
-        args, kwargs = mark_arguments(name, fun, args, kwargs, _is_bound)
-        return mark_result(name, fun, run(*args, **kwargs), _is_bound)
+        args, kwargs = mark_arguments(name, fun, args, kwargs, is_bound)
+        return mark_result(name, fun, run(*args, **kwargs), is_bound)
     finally:
         context.calls.pop()
-
-
-def _is_bound(value: Any) -> bool:
-    from sonde.linen.modules.module import Module
-    from sonde.linen.variables.scope import Variable
-
-    return isinstance(value, (Module, Variable))
 
 
 def offer(module: Module, method: str, output: Any) -> None:
