@@ -1,4 +1,3 @@
 """Initializers of parameters: a module, because `flax.linen.initializers` is one."""
 
 from sonde.ops.initializers import *  # noqa: F403
-from sonde.ops.initializers import __all__ as __all__

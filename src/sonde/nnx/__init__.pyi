@@ -44,7 +44,6 @@ from sonde.nnx.modules.attribute_status import Data as Data
 from sonde.nnx.modules.attribute_status import Static as Static
 from sonde.nnx.modules.attribute_status import data as data
 from sonde.nnx.modules.attribute_status import static as static
-from sonde.nnx.modules.call import call as call
 from sonde.nnx.modules.capture import capture as capture
 from sonde.nnx.modules.capture import capture_grads as capture_grads
 from sonde.nnx.modules.containers import Dict as Dict
@@ -103,12 +102,13 @@ from sonde.nnx.structure.contexts import current_update_context as current_updat
 from sonde.nnx.structure.contexts import merge_context as merge_context
 from sonde.nnx.structure.contexts import split_context as split_context
 from sonde.nnx.structure.contexts import update_context as update_context
-from sonde.nnx.structure.graph_def import GraphDef as GraphDef
-from sonde.nnx.structure.graph_def import GraphState as GraphState
 from sonde.nnx.structure.iteration import find_duplicates as find_duplicates
 from sonde.nnx.structure.iteration import iter_children as iter_children
 from sonde.nnx.structure.iteration import iter_graph as iter_graph
+from sonde.nnx.structure.mapping import as_pure as as_pure
+from sonde.nnx.structure.mapping import clone as clone
 from sonde.nnx.structure.mapping import map as map
+from sonde.nnx.structure.mapping import pure as pure
 from sonde.nnx.structure.mapping import recursive_map as recursive_map
 from sonde.nnx.structure.mapping import vars_as as vars_as
 from sonde.nnx.structure.mapping import with_vars as with_vars
@@ -118,13 +118,12 @@ from sonde.nnx.structure.node_states import NodeStates as NodeStates
 from sonde.nnx.structure.node_states import from_tree as from_tree
 from sonde.nnx.structure.node_states import to_tree as to_tree
 from sonde.nnx.structure.pop import pop as pop
-from sonde.nnx.structure.prefix_trees import prefix as prefix
-from sonde.nnx.structure.split_merge import as_pure as as_pure
-from sonde.nnx.structure.split_merge import clone as clone
+from sonde.nnx.structure.split_merge import GraphDef as GraphDef
+from sonde.nnx.structure.split_merge import GraphState as GraphState
+from sonde.nnx.structure.split_merge import call as call
 from sonde.nnx.structure.split_merge import flatten as flatten
 from sonde.nnx.structure.split_merge import graphdef as graphdef
 from sonde.nnx.structure.split_merge import merge as merge
-from sonde.nnx.structure.split_merge import pure as pure
 from sonde.nnx.structure.split_merge import split as split
 from sonde.nnx.structure.split_merge import state as state
 from sonde.nnx.structure.split_merge import unflatten as unflatten
@@ -147,6 +146,7 @@ from sonde.nnx.training.optimizer import OptState as OptState
 from sonde.nnx.training.optimizer import OptVariable as OptVariable
 from sonde.nnx.training.train_state import TrainState as TrainState
 from sonde.nnx.transforms.abstract import eval_shape as eval_shape
+from sonde.nnx.transforms.abstract import get_abstract_model as get_abstract_model
 from sonde.nnx.transforms.abstract import make_jaxpr as make_jaxpr
 from sonde.nnx.transforms.axis_metadata import transform_metadata as transform_metadata
 from sonde.nnx.transforms.branches import cond as cond
@@ -160,6 +160,7 @@ from sonde.nnx.transforms.derivatives import vjp as vjp
 from sonde.nnx.transforms.jit import cached_partial as cached_partial
 from sonde.nnx.transforms.jit import jit as jit
 from sonde.nnx.transforms.jit import jit_partial as jit_partial
+from sonde.nnx.transforms.leaf_values import prefix as prefix
 from sonde.nnx.transforms.loops import fori_loop as fori_loop
 from sonde.nnx.transforms.loops import while_loop as while_loop
 from sonde.nnx.transforms.prefixes import Carry as Carry
@@ -186,7 +187,6 @@ from sonde.nnx.variable.metadata import with_metadata as with_metadata
 from sonde.nnx.variable.sharding import PARTITION_NAME as PARTITION_NAME
 from sonde.nnx.variable.sharding import abstract_with_sharding as abstract_with_sharding
 from sonde.nnx.variable.sharding import as_abstract as as_abstract
-from sonde.nnx.variable.sharding import get_abstract_model as get_abstract_model
 from sonde.nnx.variable.sharding import get_named_sharding as get_named_sharding
 from sonde.nnx.variable.sharding import get_partition_spec as get_partition_spec
 from sonde.nnx.variable.sharding import with_partitioning as with_partitioning

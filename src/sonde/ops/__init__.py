@@ -8,99 +8,63 @@ One file per idea: `dense`, `conv`, `padding`, `embedding`, `pooling`, `norm`, `
 `activations`, `initializers`, `dtypes`, `checks`.
 """
 
-from sonde.ops import activations, initializers
-from sonde.ops.activations import prelu
-from sonde.ops.attention import (
-    decode_step,
-    dot_product_attention,
-    dot_product_attention_weights,
-    fused_attention,
-    mix_values,
-)
-from sonde.ops.conv import conv, conv_local, conv_local_kernel_shape, conv_transpose
-from sonde.ops.dense import dense, dense_general, einsum, einsum_bias_shape
-from sonde.ops.dropout import dropout
-from sonde.ops.dtypes import canonicalize_dtype, promote_dtype
-from sonde.ops.embedding import attend, embed
-from sonde.ops.grouped_attention import grouped_attention, head_results, visible
-from sonde.ops.lora import low_rank
-from sonde.ops.masks import combine_masks, make_attention_mask, make_causal_mask
-from sonde.ops.norm import (
-    batch_norm,
-    group_count,
-    group_norm,
-    instance_norm,
-    layer_norm,
-    moments,
-    normalize,
-    rms_norm,
-)
-from sonde.ops.pooling import avg_pool, max_pool, min_pool, pool
-from sonde.ops.recurrent import check_carry, conv_lstm, dense_gates, gru, lstm, mgu, simple_rnn, split_gates
-from sonde.ops.rotary import Rotary, rotary_frequencies, rotary_scale, rotary_tables, rotate
-from sonde.ops.sequence import flip_sequences, run_sequence, scan_loop
-from sonde.ops.soft_cap import soft_cap
-from sonde.ops.weight_norm import initial_u, spectral_norm, weight_norm
-
-__all__ = [
-    "Rotary",
-    "activations",
-    "attend",
-    "avg_pool",
-    "batch_norm",
-    "canonicalize_dtype",
-    "check_carry",
-    "combine_masks",
-    "conv",
-    "conv_local",
-    "conv_local_kernel_shape",
-    "conv_lstm",
-    "conv_transpose",
-    "decode_step",
-    "dense",
-    "dense_gates",
-    "dense_general",
-    "dot_product_attention",
-    "dot_product_attention_weights",
-    "dropout",
-    "einsum",
-    "einsum_bias_shape",
-    "embed",
-    "flip_sequences",
-    "fused_attention",
-    "group_count",
-    "group_norm",
-    "grouped_attention",
-    "gru",
-    "head_results",
-    "initial_u",
-    "initializers",
-    "instance_norm",
-    "layer_norm",
-    "low_rank",
-    "lstm",
-    "make_attention_mask",
-    "make_causal_mask",
-    "max_pool",
-    "mgu",
-    "min_pool",
-    "mix_values",
-    "moments",
-    "normalize",
-    "pool",
-    "prelu",
-    "promote_dtype",
-    "rms_norm",
-    "rotary_frequencies",
-    "rotary_scale",
-    "rotary_tables",
-    "rotate",
-    "run_sequence",
-    "scan_loop",
-    "simple_rnn",
-    "soft_cap",
-    "spectral_norm",
-    "split_gates",
-    "visible",
-    "weight_norm",
-]
+from sonde.ops import activations as activations
+from sonde.ops import initializers as initializers
+from sonde.ops.activations import prelu as prelu
+from sonde.ops.attention import decode_step as decode_step
+from sonde.ops.attention import dot_product_attention as dot_product_attention
+from sonde.ops.attention import dot_product_attention_weights as dot_product_attention_weights
+from sonde.ops.attention import fused_attention as fused_attention
+from sonde.ops.attention import mix_values as mix_values
+from sonde.ops.conv import conv as conv
+from sonde.ops.conv import conv_local as conv_local
+from sonde.ops.conv import conv_local_kernel_shape as conv_local_kernel_shape
+from sonde.ops.conv import conv_transpose as conv_transpose
+from sonde.ops.dense import dense as dense
+from sonde.ops.dense import dense_general as dense_general
+from sonde.ops.dense import einsum as einsum
+from sonde.ops.dense import einsum_bias_shape as einsum_bias_shape
+from sonde.ops.dropout import dropout as dropout
+from sonde.ops.dtypes import canonicalize_dtype as canonicalize_dtype
+from sonde.ops.dtypes import promote_dtype as promote_dtype
+from sonde.ops.embedding import attend as attend
+from sonde.ops.embedding import embed as embed
+from sonde.ops.grouped_attention import grouped_attention as grouped_attention
+from sonde.ops.grouped_attention import head_results as head_results
+from sonde.ops.grouped_attention import visible as visible
+from sonde.ops.lora import low_rank as low_rank
+from sonde.ops.masks import combine_masks as combine_masks
+from sonde.ops.masks import make_attention_mask as make_attention_mask
+from sonde.ops.masks import make_causal_mask as make_causal_mask
+from sonde.ops.norm import batch_norm as batch_norm
+from sonde.ops.norm import group_count as group_count
+from sonde.ops.norm import group_norm as group_norm
+from sonde.ops.norm import instance_norm as instance_norm
+from sonde.ops.norm import layer_norm as layer_norm
+from sonde.ops.norm import moments as moments
+from sonde.ops.norm import normalize as normalize
+from sonde.ops.norm import rms_norm as rms_norm
+from sonde.ops.pooling import avg_pool as avg_pool
+from sonde.ops.pooling import max_pool as max_pool
+from sonde.ops.pooling import min_pool as min_pool
+from sonde.ops.pooling import pool as pool
+from sonde.ops.recurrent import check_carry as check_carry
+from sonde.ops.recurrent import conv_lstm as conv_lstm
+from sonde.ops.recurrent import dense_gates as dense_gates
+from sonde.ops.recurrent import gru as gru
+from sonde.ops.recurrent import lstm as lstm
+from sonde.ops.recurrent import mgu as mgu
+from sonde.ops.recurrent import simple_rnn as simple_rnn
+from sonde.ops.recurrent import split_gates as split_gates
+from sonde.ops.rotary import Rotary as Rotary
+from sonde.ops.rotary import rotary_frequencies as rotary_frequencies
+from sonde.ops.rotary import rotary_scale as rotary_scale
+from sonde.ops.rotary import rotary_tables as rotary_tables
+from sonde.ops.rotary import rotate as rotate
+from sonde.ops.sequence import flip_sequences as flip_sequences
+from sonde.ops.sequence import run_sequence as run_sequence
+from sonde.ops.sequence import scan_loop as scan_loop
+from sonde.ops.soft_cap import soft_cap as soft_cap
+from sonde.ops.weight_norm import initial_u as initial_u
+from sonde.ops.weight_norm import spectral_norm as spectral_norm
+from sonde.ops.weight_norm import weight_norm as weight_norm

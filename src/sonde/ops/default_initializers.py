@@ -22,22 +22,9 @@ import jax
 import jax.numpy as jnp
 
 from sonde.ops.dtypes import Dtype
-from sonde.ops.initializers import he_uniform, lecun_normal, ones, orthogonal, variance_scaling, zeros
-
-__all__ = [
-    "SAME_WHEN_COMPILED",
-    "compiled_draw",
-    "default_bias_init",
-    "default_embed_init",
-    "default_kernel_init",
-    "default_lora_a_init",
-    "matrix_shape",
-    "ones",
-    "orthogonal",
-    "orthogonal_any_dtype",
-    "zeros",
-]
-
+from sonde.ops.initializers import he_uniform, lecun_normal, orthogonal, variance_scaling
+from sonde.ops.initializers import ones as ones
+from sonde.ops.initializers import zeros as zeros
 
 default_kernel_init = lecun_normal()
 default_bias_init = zeros

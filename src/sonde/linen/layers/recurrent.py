@@ -18,7 +18,8 @@ from sonde.linen.layers.linear import Dense
 from sonde.linen.layers.parameters import kernel_and_bias
 from sonde.linen.modules.methods import compact, nowrap
 from sonde.linen.modules.module import Module
-from sonde.ops.default_initializers import default_kernel_init, ones, orthogonal, zeros
+from sonde.ops.default_initializers import default_kernel_init
+from sonde.ops.initializers import ones, orthogonal, zeros
 
 default_recurrent_init = orthogonal()
 

@@ -9,8 +9,9 @@ from typing import Any, TypeAlias, TypeVar
 from sonde.nnx.modules.module import Module
 from sonde.nnx.states.filters import PathParts as PathParts
 from sonde.nnx.states.state import State
-from sonde.nnx.structure.graph_def import GraphDef
+from sonde.nnx.structure.split_merge import GraphDef
 from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
+from sonde.nnx.structure.value_kinds import is_object as is_graph_node  # noqa: F401
 from sonde.nnx.variable.variable import Variable
 
 #: Any object that can be walked, for annotations.
@@ -54,11 +55,6 @@ def is_node(value: Any) -> bool:
         (True, True, False)
     """
     return kind_of(value) in (NODE, CONTAINER)
-
-
-def is_graph_node(value: Any) -> bool:
-    """Whether a value is an object that may be shared: a Module, another Pytree, or a Variable."""
-    return kind_of(value) in (NODE, VARIABLE)
 
 
 def is_pytree_node(value: Any) -> bool:

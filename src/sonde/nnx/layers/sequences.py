@@ -1,7 +1,7 @@
 """Recurrent layers: a cell run over sequences, forward, backward, or both.
 
-The loop is `jax.lax.scan`. Variables of the cell that a step changes (random counters, statistics) are carried from
-step to step; those that it only reads are not copied.
+The loop is `nnx.scan`, so Variables of the cell that a step changes (random counters, statistics) are carried from step
+to step.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from sonde.nnx.layers.place import names_its_place
 from sonde.nnx.layers.recurrent_cells import RNNCellBase
 from sonde.nnx.modules.attribute_status import data
 from sonde.nnx.modules.module import Module
-from sonde.nnx.modules.module_sites import carry_all
 from sonde.nnx.rng.key_tools import split_rngs
 from sonde.nnx.rng.rngs import Rngs, RngState, RngStream
-from sonde.nnx.states.filters import Filter, to_predicate
-from sonde.nnx.structure.build import build
-from sonde.nnx.structure.walk import walk
-from sonde.nnx.variable.variable import Variable
+from sonde.nnx.states.filters import Filter, PathParts, to_predicate
+from sonde.nnx.transforms.prefixes import Carry, StateAxes
+from sonde.nnx.transforms.scan import scan
 
 
 class RNN(Module):
@@ -121,108 +119,29 @@ class RNN(Module):
         return (carry, outputs) if return_carry else outputs
 
     def _loop(self, carry: Any, steps: Any, keep_carries: bool) -> tuple[Any, Any, Any]:
+        @scan(
+            in_axes=(self._axes_of_variables(), Carry, 0),
+            out_axes=(Carry, 0),
+            unroll=self.unroll,
+            graph=True,
+            graph_updates=True,
+        )
+        def run(cell: RNNCellBase, carry: Any, step: Any) -> Any:
+            carry, output = cell(carry, step)
+            return carry, (output, carry if keep_carries else None)
+
         # Each broadcast stream is replaced by one of its keys while the loop runs.
         with split_rngs(self.cell, splits=1, squeeze=True, only=self.broadcast_rngs, graph=True, graph_updates=True):
-            return scan_module(
-                self.cell,
-                carry,
-                steps,
-                keep_carries=keep_carries,
-                unroll=self.unroll,
-                axis_of=self._axis_of,
-            )
+            carry, (outputs, carries) = run(self.cell, carry, steps)
+        return carry, outputs, carries
 
-    def _axis_of(self, path: tuple[Any, ...], variable: Any) -> Any:
-        if isinstance(variable, RngState) and to_predicate(self.broadcast_rngs)(path, variable):
-            return None
-        for chosen, axis in self.state_axes or ():
-            if to_predicate(chosen)(path, variable):
-                return axis
-        return _CARRIED
+    def _axes_of_variables(self) -> StateAxes:
+        is_broadcast = to_predicate(self.broadcast_rngs)
 
+        def is_broadcast_stream(path: PathParts, variable: object) -> bool:
+            return isinstance(variable, RngState) and is_broadcast(path, variable)
 
-_CARRIED = object()
-
-
-def scan_module(
-    module: Callable[[Any, Any], tuple[Any, Any]],
-    carry: Any,
-    steps: Any,
-    *,
-    keep_carries: bool = False,
-    unroll: int = 1,
-    axis_of: Callable[[tuple[Any, ...], Any], Any] = lambda path, variable: _CARRIED,
-) -> tuple[Any, Any, Any]:
-    """Scans a Module over the first axis of `steps`, with its Variables.
-
-    Args:
-        module: called as `carry, output = module(carry, step)`.
-        carry: the initial carry.
-        steps: pytree of arrays.
-        keep_carries: whether to return the carry after every step.
-        unroll: how many steps to compile into one iteration of the loop.
-        axis_of: a function of a path and a Variable: None starts every step from the same value, a number gives every
-            step a slice, anything else carries changes from step to step.
-
-    Returns:
-        The last carry, the outputs, and all carries or None. The module's Variables hold their last values.
-    """
-    walked = walk(module, graph=True, verb="scan")
-    leaves = walked.leaves
-    axes = [axis_of(path, leaf) for path, leaf in zip(walked.paths, leaves)]
-    sliced = [i for i, axis in enumerate(axes) if isinstance(axis, int)]
-    kept = [i for i in range(len(leaves)) if not isinstance(axes[i], int)]
-    values = [leaf._raw_value if isinstance(leaf, Variable) else leaf for leaf in leaves]
-
-    def run(values: list[Any], carry: Any, step: Any) -> tuple[Any, Any, list[Any]]:
-        fresh = [
-            type(leaf)._make(value, leaf._metadata) if isinstance(leaf, Variable) else value
-            for leaf, value in zip(leaves, values)
-        ]
-        copy = carry_all(module, build(walked.definition, fresh))
-        carry, output = copy(carry, step)
-        return carry, output, [v._raw_value if isinstance(v, Variable) else v for v in fresh]
-
-    def front(i: int) -> Any:
-        return jax.tree.map(lambda x: jnp.moveaxis(x, axes[i], 0), values[i])
-
-    slices = {i: front(i) for i in sliced}
-    first = [jax.tree.map(lambda x: x[0], slices[i]) if i in slices else values[i] for i in range(len(values))]
-    changed = _changed(run, first, carry, jax.tree.map(lambda x: x[0], steps))
-    carried = [i for i in kept if i in changed and axes[i] is not None]
-    # A Variable that starts every step from the same value is carried too, so that it ends with its last value.
-    moving_on = carried + [i for i in kept if i in changed and axes[i] is None]
-    returned = [i for i in sliced if i in changed]
-
-    def body(state: Any, xs: Any) -> Any:
-        moving, carry = state
-        step, per_step = xs
-        now = list(values)
-        for i, value in (*zip(carried, moving), *per_step.items()):
-            now[i] = value
-        carry, output, after = run(now, carry, step)
-        kept_carry = carry if keep_carries else None
-        return ([after[i] for i in moving_on], carry), (output, kept_carry, {i: after[i] for i in returned})
-
-    start = ([values[i] for i in moving_on], carry)
-    (moved, carry), (outputs, carries, new_slices) = jax.lax.scan(body, start, (steps, slices), unroll=unroll)
-    for i, value in zip(moving_on, moved):
-        leaves[i].set_raw_value(value)
-    for i in returned:
-        leaves[i].set_raw_value(jax.tree.map(lambda x, i=i: jnp.moveaxis(x, 0, axes[i]), new_slices[i]))
-    return carry, outputs, carries
-
-
-def _changed(run: Callable[..., Any], values: list[Any], carry: Any, step: Any) -> set[int]:
-    """Which Variables a step writes to, found by tracing one step, without computing it."""
-    changed: set[int] = set()
-
-    def trial(values: list[Any], carry: Any, step: Any) -> None:
-        _, _, after = run(values, carry, step)
-        changed.update(i for i, (a, b) in enumerate(zip(values, after)) if a is not b)
-
-    jax.eval_shape(trial, values, carry, step)
-    return changed
+        return StateAxes(((is_broadcast_stream, None), *(self.state_axes or ()), (..., Carry)))
 
 
 class Bidirectional(Module):

@@ -4,41 +4,34 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import jax
-import numpy as np
-
-from sonde import _jax
 from sonde.core import (
     ADDED,
     Call,
-    Editing,
     ModuleRequest,
-    Recording,
-    Site,
-    Supplied,
-    View,
-    Where,
-    added_at,
-    call_stacks,
     calls_of,
     check_callable,
     paths_below,
-    record_of,
     run_by_rule,
     run_with,
-    unstarred,
 )
 from sonde.nnx.modules.module import Module
-from sonde.nnx.modules.module_sites import Sown, Types, noted
+from sonde.nnx.modules.module_sites import Types
+from sonde.nnx.modules.recording import (
+    GivenValues,
+    Key,
+    ModuleRecording,
+    Values,
+    collected,
+    gradient_of_call,
+    perturbed_to_zeros,
+    value_of_call,
+)
 from sonde.nnx.states.state import State, from_flat_state, to_flat_state
 from sonde.nnx.variable.kinds import Intermediate, Perturbation
 from sonde.nnx.variable.variable import Variable
-
-Key = tuple[str, str]  # the path of a Module, and a name
-Values = dict[type, dict[Key, Any]]
 
 
 def capture(
@@ -88,7 +81,7 @@ def capture(
     def captured(*args: Any, **kwargs: Any) -> Any:
         root = _root(fn, args, kwargs)
         result, calls = _run(fn, args, kwargs, root, types, begin, method_outputs)
-        states = _states(_collected(calls, types, begin, _perturbed_to_zeros), root)
+        states = _states(collected(calls, types, begin, perturbed_to_zeros), root)
         return (result, *(states[t] for t in types)) if types else result
 
     captured.__wrapped__ = fn  # pyright: ignore[reportAttributeAccessIssue]
@@ -137,8 +130,8 @@ def capture_grads(
     def captured(*args: Any, **kwargs: Any) -> Any:
         root = _root(fn, args, kwargs)
         result, calls = _run(fn, args, kwargs, root, types, {}, method_outputs, grads=True)
-        values = _states(_collected(calls, types, {}, lambda call, tag: _value(call)), root)
-        grads = _states(_collected(calls, types, {}, lambda call, tag: _gradient(call)), root)
+        values = _states(collected(calls, types, {}, lambda call, tag: value_of_call(call)), root)
+        grads = _states(collected(calls, types, {}, lambda call, tag: gradient_of_call(call)), root)
         return result, State.merge(*values.values()), State.merge(*grads.values())
 
     captured.__wrapped__ = fn  # pyright: ignore[reportAttributeAccessIssue]
@@ -190,60 +183,6 @@ def _given_values(init: Mapping[Any, Any] | None) -> Values:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-class _Recording(Recording):
-    """Records values that were sown as one of the given types."""
-
-    def __init__(self, types: tuple[type, ...], given: Values, *, grads: bool, depth: int) -> None:
-        super().__init__((), grads=grads, depth=depth)
-        self.key = (self.key, types)
-        self.types = types
-        self.given = given
-
-    def so_far(self) -> Values:
-        """What was recorded so far."""
-        return _collected(calls_of(self), self.types, self.given, _perturbed_to_zeros)
-
-    def wants(self, site: Site, path: str, view: View) -> bool:
-        """Whether the site belongs to a Module of the captured model and has one of the types."""
-        tag = site.tag
-        if not isinstance(tag, Sown) or tag.type not in self.types or not tag.known[self.depth - 1]:
-            return False
-        return super().wants(site, path, view)
-
-
-@jax.tree_util.register_pytree_node_class
-class _Given:
-    """The rule that adds given values where Modules call `perturb`. Values that are not used are no error.
-
-    Attributes:
-        values: The values.
-    """
-
-    def __init__(self, values: Values) -> None:
-        self.values = values
-
-    def tree_flatten(self) -> tuple[Any, Any]:
-        """The arrays, and where they belong."""
-        keys = [(t, key) for t, values in self.values.items() for key in values]
-        return [self.values[t][key] for t, key in keys], tuple(keys)
-
-    @classmethod
-    def tree_unflatten(cls, keys: Any, children: Any) -> _Given:
-        """The rule with these arrays."""
-        values: Values = {}
-        for (t, key), value in zip(keys, children):
-            values.setdefault(t, {})[key] = value
-        return cls(values)
-
-    def __call__(self, arrays: Sequence[Any], where: Where) -> Supplied | None:
-        """The value to add at a site."""
-        tag = where.site.tag
-        if not isinstance(tag, Sown) or not tag.perturbs or not tag.known[where.depth - 1]:
-            return None
-        value = self.values.get(tag.type, {}).get(_key(where.path, tag))
-        return None if value is None else added_at(value, arrays, where)
-
-
 def _run(
     fn: Any,
     args: Any,
@@ -261,13 +200,13 @@ def _run(
 
         def inner(*args: Any, **kwargs: Any) -> Any:
             request = ModuleRequest(root, more=Types(given=tuple(given)), sows=False)
-            return run_by_rule(fn, _Given(given), args, kwargs, ADDED, counts_calls=False, request=request)[0]
+            return run_by_rule(fn, GivenValues(given), args, kwargs, ADDED, counts_calls=False, request=request)[0]
 
     if any(given.values()) and not types:
         return inner(*args, **kwargs), []
     # Without types the capture records nothing, but it must run: outside of captures, `sow` stores in the Module.
     result, handler = run_with(
-        lambda depth: _Recording(types, given, grads=grads, depth=depth),
+        lambda depth: ModuleRecording(types, given, grads=grads, depth=depth),
         inner,
         args,
         kwargs,
@@ -277,115 +216,14 @@ def _run(
     return result, calls_of(handler)
 
 
-def captures_of(module: Module) -> tuple[Variable[Any], ...] | None:
-    """What the innermost running `nnx.capture` has recorded in a Module so far.
-
-    There is one Variable for each type that is recorded or has initial values; it holds a dict from names to values.
-    None if no `nnx.capture` runs, or the Module is not in its model.
-    """
-    values_by_type: dict[type, dict[str, Any]] = {}
-    root: Any = None
-    for stack in reversed(call_stacks()):
-        handler = stack.handler
-        if isinstance(handler, _Recording):
-            so_far = handler.so_far()
-        elif isinstance(handler, Editing) and isinstance(rule := handler.rule, _Given):
-            so_far = rule.values
-        else:
-            continue
-        if values_by_type and stack.root is not root:
-            continue
-        place, root = stack.place_of(module), stack.root
-        if not place.known:
-            return None
-        path = stack.absolute(place)
-        for t, values in so_far.items():
-            of_type = values_by_type.setdefault(t, {})
-            of_type.update({name: value for (text, name), value in values.items() if text == path})
-        if isinstance(handler, _Recording):
-            for tag, value in noted(stack, module):
-                of_type = values_by_type.setdefault(tag.type, {})
-                if tag.perturbs:
-                    of_type.setdefault(tag.name, jax.tree.map(jax.numpy.zeros_like, value))
-                else:
-                    of_type[tag.name] = _reduced(of_type.get(tag.name), tag, [value])
-            recorded = {t: values_by_type[t] for t in handler.types}
-            return tuple(t(values) for t, values in (recorded | values_by_type).items())
-    return tuple(t(values) for t, values in values_by_type.items()) or None
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # After the run
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _value(call: Call) -> Any:
-    item = call.item
-    return record_of(call).value if item.view.axes else item.site.rebuild(item.leaves)
-
-
-def _gradient(call: Call) -> Any:
-    grads = record_of(call).grads
-    return grads[0] if grads else None
-
-
-def _perturbed_to_zeros(call: Call, tag: Sown) -> Any:
-    value = _value(call)
-    return jax.tree.map(jax.numpy.zeros_like, value) if tag.perturbs else value
-
-
-def _collected(
-    calls: list[Call], types: tuple[type, ...], given: Values, value_of: Callable[[Call, Sown], Any]
-) -> Values:
-    """What was recorded, by type, Module and name; in program order."""
-    values_by_type: Values = {t: {} for t in types}
-    for call in calls:
-        item = call.item
-        tag: Any = item.site.tag  # a `Sown`: nothing else was recorded
-        if not item.view.is_value or _is_not_taken(item.extras.get("taken")):
-            continue
-        value = value_of(call, tag)
-        key = _key(item.path, tag)
-        values = values_by_type[tag.type]
-        before = values.get(key, given.get(tag.type, {}).get(key))
-        if tag.perturbs and value_of is _perturbed_to_zeros:
-            values[key] = value if before is None else before
-        else:
-            n_loops = sum(axis.is_loop for axis in item.view.axes)
-            values[key] = _reduced(before, tag, _iterations(value, n_loops) if tag.reduce_fn else [value])
-    return values_by_type
-
-
-def _reduced(before: Any, tag: Sown, values: Iterable[Any]) -> Any:
-    """What a Module sowed under a name before, combined with further values."""
-    if tag.reduce_fn is None:
-        return (*(() if before is None else before), *values)
-    assert tag.init_fn is not None
-    return functools.reduce(tag.reduce_fn, values, tag.init_fn() if before is None else before)
-
-
-def _key(path: str, tag: Sown) -> Key:
-    """The path of the Module that sowed a value, and the value's name."""
-    return unstarred(path[: len(path) - len(tag.name)].rstrip("/")), tag.name
-
-
 def _text(path: Iterable[Any]) -> str:
     """A path in a model, as the engine writes it."""
     return "/".join(map(str, path))
-
-
-def _is_not_taken(taken: Any) -> bool:
-    return taken is not None and not isinstance(taken, _jax.Tracer) and not np.any(taken)
-
-
-def _iterations(value: Any, n_loops: int) -> Iterator[Any]:
-    """The value of each iteration, in the order in which they ran."""
-    arrays = jax.tree.leaves(value)
-    if not n_loops or not arrays:
-        yield value
-        return
-    for index in np.ndindex(arrays[0].shape[:n_loops]):
-        yield jax.tree.map(lambda x, index=index: x[index], value)
 
 
 def _states(found: Values, root: Module) -> dict[type, State[Any, Any]]:

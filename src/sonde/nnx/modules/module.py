@@ -16,6 +16,7 @@ from sonde.core import SESSIONS
 from sonde.flax.flags import flag
 from sonde.nnx.modules import module_sites
 from sonde.nnx.modules.pytree import Pytree, PytreeMeta
+from sonde.nnx.modules.recording import captures_of
 from sonde.nnx.states.filters import Filter, PathParts, to_predicate
 from sonde.nnx.structure import iteration
 from sonde.nnx.variable import type_names
@@ -53,6 +54,7 @@ class Module(Pytree, metaclass=ModuleMeta):
 
     #: Whether the methods in a class body are prepared for `capture(..., method_outputs=...)`; False for containers.
     _observes_methods = True
+    _is_module = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -154,8 +156,6 @@ class Module(Pytree, metaclass=ModuleMeta):
         The attribute exists only while an `nnx.capture` runs, and only on Modules of its model. Changing it changes
         nothing else.
         """
-        from sonde.nnx.modules.capture import captures_of
-
         captures = captures_of(self) if SESSIONS.threads else None
         if captures is None:
             raise AttributeError(

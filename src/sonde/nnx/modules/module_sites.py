@@ -36,7 +36,7 @@ from sonde.core import (
 from sonde.nnx.modules.pytree import Pytree, set_origin
 from sonde.nnx.states.state import FlatState, State
 from sonde.nnx.structure.epoch import EPOCH, EXPOSED
-from sonde.nnx.structure.value_kinds import ARRAY, KIND, NODE, OTHER, VARIABLE, kind_of
+from sonde.nnx.structure.value_kinds import ARRAY, KIND, NODE, OTHER, VARIABLE, is_object, kind_of
 from sonde.nnx.structure.walk import walk
 
 T = TypeVar("T")
@@ -51,12 +51,6 @@ def _children(node: Pytree) -> Iterator[tuple[Any, Any]]:
             yield name, value
 
 
-def _is_root(node: Any) -> bool:
-    from sonde.nnx.modules.module import Module
-
-    return isinstance(node, Module)
-
-
 register_modules(
     Pytree,
     ModuleKind(
@@ -64,7 +58,7 @@ register_modules(
         child=lambda node, name: node._get_child(name),
         stamp=lambda: object() if EXPOSED else EPOCH.value,
         origin=lambda node: getattr(node, "_origin", None),
-        is_root=_is_root,
+        is_root=lambda node: node._is_module,
     ),
 )
 register_no_modules(State)
@@ -175,7 +169,7 @@ def observed(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not SESSIONS.threads or capture_state() is None:
             return fn(self, *args, **kwargs)
-        return run_method(self, name, fn, args, kwargs, keep=_is_object, after=lambda y: _outputs(self, name, fn, y))
+        return run_method(self, name, fn, args, kwargs, keep=is_object, after=lambda y: _outputs(self, name, fn, y))
 
     return method
 
@@ -188,12 +182,8 @@ def _outputs(module: Any, name: str, fn: Callable[..., Any], result: Any) -> Any
         scope, places = at_module(module)
         tag = Sown(variable_type, name, tuple([p.known for p in places]))
         with scope:
-            result = mark_arrays(result, name, _is_object, code_of(fn), tag)
+            result = mark_arrays(result, name, is_object, code_of(fn), tag)
     return result
-
-
-def _is_object(value: Any) -> bool:
-    return kind_of(value) in (NODE, VARIABLE)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

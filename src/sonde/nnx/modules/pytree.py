@@ -164,6 +164,7 @@ class Pytree(_Slotted, Rendered, metaclass=PytreeMeta):
     _stamp: int
 
     _is_pytree: ClassVar[bool] = True
+    _is_module: ClassVar[bool] = False
     _never_a_pytree: ClassVar[bool] = False
     #: Whether objects have nothing but attributes, so that `build` may set them without `_blank` and `_fill`.
     _only_attributes: ClassVar[bool] = True

@@ -343,6 +343,17 @@ def _one_or_all(groups: Sequence[FlatState[Any]], cls: Callable[[Any], Any] = St
     return states[0] if len(states) == 1 else states
 
 
+def states_of(groups: tuple[FlatState[Any], ...]) -> tuple[Any, ...]:
+    """Flat states as nested ones."""
+    return tuple(map(_state_of, groups))
+
+
+def _state_of(group: FlatState[Any]) -> Any:
+    if len(group) == 1 and group.paths[0] == ():  # a lone Variable or array is its own state
+        return group.leaves[0]
+    return State(traversals.unflatten_mapping(group), _copy=False)
+
+
 def split_state(state: Mapping[Any, Any], first: Filter, /, *filters: Filter) -> Any:
     """One State per filter; each leaf goes to the first filter that matches it. A single State for a single filter.
 

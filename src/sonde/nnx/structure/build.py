@@ -6,7 +6,7 @@ of a State into the order of the definition.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from sonde._jax import trace_level
@@ -183,6 +183,40 @@ class _Builder:
         if tag == VARIABLE:
             known[d[2]] = value
         return value
+
+
+def restore(d: Any, leaves: Iterator[Any], known: dict[Any, Any], outer: Mapping[int, Any]) -> Any:
+    """Restores what a definition describes, reusing the objects in `outer` with the same numbers.
+
+    Args:
+        d: the definition.
+        leaves: its leaves.
+        known: objects that are done, by number; new ones are added to it.
+        outer: the objects to change, by number.
+    """
+    if d[0] == REFERENCE:
+        return known[d[1]] if d[1] in known else outer[d[1]]
+    if d[0] == VARIABLE:
+        leaf = next(leaves)
+        known[d[2]] = variable = outer.get(d[2])
+        if variable is None:
+            known[d[2]] = variable = leaf if isinstance(leaf, Variable) else d[1]._make(leaf, d[3])
+        elif isinstance(leaf, Variable):
+            variable.update_from_state(leaf)
+        else:
+            variable.set_raw_value(leaf)
+        return variable
+    if d[0] == ARRAY:
+        return next(leaves)
+    if d[0] == CONTAINER:
+        return unflatten_once(d[1], d[2], d[3], [restore(child, leaves, known, outer) for child in d[4]])
+    if d[0] != NODE:
+        return d[1]
+    node = outer.get(d[2])
+    known[d[2]] = new = d[1]._blank(d[3], trace_level()) if node is None else node
+    data = [restore(child, leaves, known, outer) for child in d[5]]
+    new._become(d[3], data, d[4])
+    return new
 
 
 def _plain_mapping(state: Any, entries: int) -> Any:

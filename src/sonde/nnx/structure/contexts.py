@@ -15,15 +15,12 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
-from sonde._jax import trace_level
 from sonde.nnx.states.filters import Filter
-from sonde.nnx.states.state import merge_state, split_flat
-from sonde.nnx.structure import split_merge
-from sonde.nnx.structure.build import build, collect
-from sonde.nnx.structure.definitions import REFERENCE, unflatten_once
-from sonde.nnx.structure.graph_def import GraphDef
-from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, VARIABLE
-from sonde.nnx.structure.walk import Walk, walk
+from sonde.nnx.states.state import merge_state, split_flat, states_of
+from sonde.nnx.structure.build import build, collect, restore
+from sonde.nnx.structure.definitions import numbered_as
+from sonde.nnx.structure.split_merge import GraphDef
+from sonde.nnx.structure.walk import Walk, objects_of, walk
 from sonde.nnx.variable.variable import Variable
 
 
@@ -164,12 +161,12 @@ class SplitContext:
         if self._update is not None and self._update.inner is not None:
             definition = numbered_as(definition, self._seen, self._update.inner.numbers())
         if not filters:
-            return GraphDef(definition), split_merge._nested(walked)
-        return GraphDef(definition), *split_merge.states_of(split_flat(walked.flat(), filters))
+            return GraphDef(definition), walked.state()
+        return GraphDef(definition), *states_of(split_flat(walked.flat(), filters))
 
     def _close(self) -> None:
         if self._update is not None and self._update.inner is None:
-            self._update.outer = objects_of(self._met, self._seen)
+            self._update.outer = IndexMap(objects_of(self._met, self._seen))
 
 
 class MergeContext:
@@ -230,68 +227,3 @@ def merge_context(ctxtag: Any = None, inner: bool | None = None) -> Iterator[Mer
     context = MergeContext(None if ctxtag is None else current_update_context(ctxtag), inner)
     yield context
     context._close()
-
-
-def objects_of(walks: Iterable[Walk], seen: Mapping[int, int]) -> IndexMap:
-    """The nodes and Variables that walks met, by number."""
-    objects = [x for walked in walks for x in (*(node for _, node in walked.nodes), *walked.leaves)]
-    return IndexMap({seen[id(x)]: x for x in objects if id(x) in seen})
-
-
-def numbered_as(definition: Any, seen: Mapping[int, int], numbers: Mapping[int, int]) -> Any:
-    """A definition with other numbers.
-
-    Args:
-        definition: what a walk found.
-        seen: the numbers in it, by the identity of objects.
-        numbers: the numbers to use instead, for objects that have one; other objects get larger numbers.
-    """
-    above = max(numbers.values(), default=-1) + 1
-    table = {index: numbers.get(key, above + index) for key, index in seen.items()}
-    return _renumbered(definition, table)
-
-
-def _renumbered(d: Any, table: Mapping[int, int]) -> Any:
-    if d[0] == REFERENCE:
-        return (REFERENCE, table[d[1]])
-    if d[0] == VARIABLE:
-        return (*d[:2], table[d[2]], d[3])
-    if d[0] == NODE:
-        return (*d[:2], table[d[2]], *d[3:5], tuple(_renumbered(child, table) for child in d[5]), *d[6:])
-    if d[0] == CONTAINER:
-        return (*d[:4], tuple(_renumbered(child, table) for child in d[4]), *d[5:])
-    return d
-
-
-def restore(d: Any, leaves: Iterator[Any], known: dict[Any, Any], outer: Mapping[int, Any]) -> Any:
-    """Restores what a definition describes, reusing the objects in `outer` with the same numbers.
-
-    Args:
-        d: the definition.
-        leaves: its leaves.
-        known: objects that are done, by number; new ones are added to it.
-        outer: the objects to change, by number.
-    """
-    if d[0] == REFERENCE:
-        return known[d[1]] if d[1] in known else outer[d[1]]
-    if d[0] == VARIABLE:
-        leaf = next(leaves)
-        known[d[2]] = variable = outer.get(d[2])
-        if variable is None:
-            known[d[2]] = variable = leaf if isinstance(leaf, Variable) else d[1]._make(leaf, d[3])
-        elif isinstance(leaf, Variable):
-            variable.update_from_state(leaf)
-        else:
-            variable.set_raw_value(leaf)
-        return variable
-    if d[0] == ARRAY:
-        return next(leaves)
-    if d[0] == CONTAINER:
-        return unflatten_once(d[1], d[2], d[3], [restore(child, leaves, known, outer) for child in d[4]])
-    if d[0] != NODE:
-        return d[1]
-    node = outer.get(d[2])
-    known[d[2]] = new = d[1]._blank(d[3], trace_level()) if node is None else node
-    data = [restore(child, leaves, known, outer) for child in d[5]]
-    new._become(d[3], data, d[4])
-    return new

@@ -14,7 +14,7 @@ entries there. `walking` makes definitions, `building` makes objects from them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -101,6 +101,31 @@ def unflatten_once(cls: type, keys: tuple[Any, ...], rebuild: Any, children: lis
         return NamedValues(keys, tuple(children))
     structure, order = rebuild
     return jax.tree_util.tree_unflatten(structure, [children[position] for position in order])
+
+
+def numbered_as(definition: Any, seen: Mapping[int, int], numbers: Mapping[int, int]) -> Any:
+    """A definition with other numbers.
+
+    Args:
+        definition: what a walk found.
+        seen: the numbers in it, by the identity of objects.
+        numbers: the numbers to use instead, for objects that have one; other objects get larger numbers.
+    """
+    above = max(numbers.values(), default=-1) + 1
+    table = {index: numbers.get(key, above + index) for key, index in seen.items()}
+    return _renumbered(definition, table)
+
+
+def _renumbered(d: Any, table: Mapping[int, int]) -> Any:
+    if d[0] == REFERENCE:
+        return (REFERENCE, table[d[1]])
+    if d[0] == VARIABLE:
+        return (*d[:2], table[d[2]], d[3])
+    if d[0] == NODE:
+        return (*d[:2], table[d[2]], *d[3:5], tuple(_renumbered(child, table) for child in d[5]), *d[6:])
+    if d[0] == CONTAINER:
+        return (*d[:4], tuple(_renumbered(child, table) for child in d[4]), *d[5:])
+    return d
 
 
 def show_path(path: Path) -> str:

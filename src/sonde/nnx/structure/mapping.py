@@ -1,9 +1,11 @@
-"""Copies of a model with other leaves or other nodes: `map`, `recursive_map`, `with_vars`."""
+"""Copies of a model, with the same leaves or with others: `clone`, `map`, `recursive_map`, `with_vars`, `as_pure`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+import jax
 
 from sonde.nnx.modules.module_sites import carry_all
 from sonde.nnx.states.filters import Filter, PathParts, to_predicate
@@ -12,7 +14,7 @@ from sonde.nnx.structure.definitions import show_path
 from sonde.nnx.structure.iteration import find_duplicates
 from sonde.nnx.structure.mode import resolve
 from sonde.nnx.structure.walk import walk
-from sonde.nnx.variable.variable import Variable
+from sonde.nnx.variable.variable import Variable, copied
 
 A = TypeVar("A")
 
@@ -98,3 +100,48 @@ def with_vars(
 
 
 vars_as = with_vars
+
+
+def clone(node: A, variables: bool = True, *, arrays: bool = False, graph: bool | None = None) -> A:
+    """A copy of a model: new nodes, new Variables, the same arrays.
+
+    Args:
+        node: a Module, any other node, or a pytree of them.
+        variables: False shares the Variables with the original.
+        arrays: True also copies the arrays, so that one of the two may be donated to a jitted function.
+        graph: True allows shared references, False demands a tree. None: the current mode.
+
+    Raises:
+        ValueError: `arrays` without `variables`.
+    """
+    if arrays and not variables:
+        raise ValueError("clone(arrays=True) copies Variables too; variables=False contradicts it.")
+    walked = walk(node, graph=resolve(graph), verb="clone")
+    leaves = walked.leaves
+    if variables:
+        leaves = copied(leaves)
+    if arrays:
+        leaves = jax.tree.map(_copied_array, leaves)
+    return carry_all(node, build(walked.definition, leaves))
+
+
+def _copied_array(x: Any) -> Any:
+    return x.copy() if hasattr(x, "copy") and hasattr(x, "dtype") else x
+
+
+def as_pure(tree: A) -> A:
+    """A copy of a pytree (or model) with bare values in place of Variables; shared parts are duplicated.
+
+    Example:
+        >>> from sonde import nnx
+        >>> nnx.as_pure({"w": nnx.Param(1.0)})
+        {'w': 1.0}
+    """
+
+    def value_of(leaf: Any) -> Any:
+        return leaf.get_value() if isinstance(leaf, Variable) else leaf
+
+    return jax.tree.map(value_of, tree, is_leaf=lambda x: isinstance(x, Variable))
+
+
+pure = as_pure

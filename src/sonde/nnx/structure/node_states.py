@@ -14,8 +14,8 @@ from typing import Any
 import jax
 
 from sonde.nnx.structure.contexts import MergeContext, SplitContext, merge_context, split_context, update_context
-from sonde.nnx.structure.graph_def import GraphDef
-from sonde.nnx.structure.value_kinds import NODE, VARIABLE, kind_of
+from sonde.nnx.structure.split_merge import GraphDef
+from sonde.nnx.structure.value_kinds import is_object
 from sonde.nnx.structure.walk import walk
 from sonde.nnx.variable.variable import Variable
 
@@ -88,11 +88,6 @@ class NodeStates:
 
     def __repr__(self) -> str:
         return f"NodeStates({self._graphdef!r}, {self.states!r}, {self.metadata!r})"
-
-
-def is_object(value: Any) -> bool:
-    """Whether a value is a node or a Variable."""
-    return kind_of(value) in (NODE, VARIABLE)
 
 
 def is_node_states(value: Any) -> bool:

@@ -7,9 +7,8 @@ from typing import Any
 
 from sonde.nnx.states import traversals
 from sonde.nnx.states.filters import Filter, PathParts, to_predicate
-from sonde.nnx.states.state import group_flat
+from sonde.nnx.states.state import group_flat, states_of
 from sonde.nnx.structure.definitions import flatten_once
-from sonde.nnx.structure.split_merge import states_of
 from sonde.nnx.structure.update import can_set_child
 from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
 

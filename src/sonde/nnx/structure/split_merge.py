@@ -1,4 +1,4 @@
-"""Taking models apart and putting them together: `split`, `merge`, `state`, `clone` and related functions.
+"""`GraphDef`, the structure of a model, and taking models apart and putting them together: `split`, `merge`, `state`.
 
 `split` gives a `GraphDef` (the structure, hashable) and States (the leaves); `merge` is the inverse. The States hold
 the model's own Variables, not copies of them.
@@ -6,43 +6,164 @@ the model's own Variables, not copies of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any, Generic, TypeVar
 
 import jax
 
-from sonde.nnx.modules.module_sites import carry_all, carry_below, origin_of
+from sonde.core import ModuleKind, Origin, register_modules
+from sonde.nnx.modules.module_sites import carry_below, origin_of
+from sonde.nnx.rendering import Rendered, Writer
 from sonde.nnx.states import traversals
 from sonde.nnx.states.filters import Filter
-from sonde.nnx.states.state import FlatState, State, merge_state, select_flat, split_flat
-from sonde.nnx.structure.build import build, collect
-from sonde.nnx.structure.graph_def import GraphDef, GraphState, lone_leaf, state_in
+from sonde.nnx.states.state import FlatState, State, merge_state, select_flat, split_flat, states_of
+from sonde.nnx.structure.build import build, collect, restore
+from sonde.nnx.structure.definitions import count_leaves, has_references, numbered_as
 from sonde.nnx.structure.mode import resolve
-from sonde.nnx.structure.value_kinds import ARRAY, VARIABLE
-from sonde.nnx.structure.walk import Walk, walk
-from sonde.nnx.variable.variable import Variable, copied
+from sonde.nnx.structure.nodes import nodes_of
+from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, VARIABLE
+from sonde.nnx.structure.walk import objects_of, walk
+from sonde.nnx.variable.metadata import structural_hash
+from sonde.nnx.variable.variable import copied
 
 A = TypeVar("A")
 
 
+class GraphDef(Rendered, Generic[A]):
+    """The structure of a model without its arrays: hashable, comparable, a pytree without leaves.
+
+    Attributes:
+        definition: the nested tuples that `sonde.nnx.structure.definitions` describes.
+        num_leaves: how many leaves the states must have together.
+        origin: while a capture runs, the object it was made from, so that merged copies keep its place; else None.
+    """
+
+    __slots__ = ("__weakref__", "_hash", "_prototypes", "_references", "definition", "num_leaves", "origin")
+
+    def __init__(self, definition: Any, origin: Origin | None = None):
+        self.definition = definition
+        self.origin = origin
+        self.num_leaves = count_leaves(definition)
+        self._hash: int | None = None
+        self._prototypes: dict[int, dict[Any, Any]] = {}
+        self._references: bool | None = None
+
+    @property
+    def nodes(self) -> list[Any]:
+        """The parts of the structure, in the order of the walk; see `sonde.nnx.structure.nodes`."""
+        return nodes_of(self.definition)
+
+    @property
+    def type(self) -> type | None:
+        """The class of the object; None for a lone array."""
+        return self.definition[1] if self.definition[0] in (NODE, CONTAINER, VARIABLE) else None
+
+    def _has_references(self) -> bool:
+        if self._references is None:
+            self._references = has_references(self.definition)
+        return self._references
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, GraphDef) and self.definition == other.definition
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = _hash_of(self.definition)
+        return self._hash
+
+    def __reduce__(self) -> Any:
+        return GraphDef, (self.definition,)
+
+    def apply(self, state: Mapping[Any, Any], *states: Mapping[Any, Any]) -> ApplyCaller:
+        """The same as `nnx.call((graphdef, merged states))`."""
+        return call((self, merge_state(state, *states)))
+
+    def _nnx_text(self, writer: Writer, depth: int) -> str:
+        del writer, depth
+        return f"GraphDef({getattr(self.type, '__name__', None)}, num_leaves={self.num_leaves})"
+
+    def _nnx_attributes(self) -> Mapping[str, object]:
+        return {"type": self.type, "num_leaves": self.num_leaves}
+
+
+def _hash_of(definition: Any) -> int:
+    try:
+        return hash(definition)
+    except TypeError:  # a static attribute that cannot be hashed, such as a list
+        if isinstance(definition, tuple):
+            return hash(tuple(map(_hash_of, definition)))
+        return structural_hash(definition)
+
+
+jax.tree_util.register_static(GraphDef)
+register_modules(GraphDef, ModuleKind(lambda _: (), origin=lambda g: g.origin, is_root=lambda _: False))
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class GraphState(MutableMapping[Any, Any], Generic[A]):
+    """A State that carries its GraphDef with it; what `unpack` returns."""
+
+    def __init__(self, graphdef: GraphDef[A], state: State[Any, Any]):
+        self._graphdef = graphdef
+        self._state = state
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._state[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._state[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._state[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._state)
+
+    def __len__(self) -> int:
+        return len(self._state)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("_state", "_graphdef"):  # not yet set, as while unpickling
+            raise AttributeError(name)
+        return getattr(self._state, name)
+
+    def __repr__(self) -> str:
+        return f"GraphState({self._graphdef!r}, {self._state!r})"
+
+    def tree_flatten_with_keys(self) -> Any:
+        """The entries of the state are the children, with the same paths as in the state."""
+        values, keys = self.tree_flatten()
+        return tuple(zip(map(jax.tree_util.DictKey, keys[1]), values)), keys
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[GraphDef[A], tuple[Any, ...]]]:
+        """The entries of the state, and the rest."""
+        keys = tuple(traversals.sorted_keys(self._state))
+        return tuple(self._state[key] for key in keys), (self._graphdef, keys)
+
+    @classmethod
+    def tree_unflatten(cls, structure: tuple[GraphDef[Any], tuple[Any, ...]], children: Any) -> GraphState[Any]:
+        """The inverse."""
+        graphdef, keys = structure
+        return cls(graphdef, State(dict(zip(keys, children))))
+
+
+def state_in(given: Any) -> Any:
+    """The State in a GraphState; anything else as it is."""
+    return given._state if isinstance(given, GraphState) else given
+
+
+def lone_leaf(states: tuple[Any, ...]) -> Any:
+    """The leaf among the states of a lone Variable or array; the other states are empty."""
+    leaves = [s for s in states if not isinstance(s, (Mapping, FlatState))]
+    leaves += [leaf for s in states if isinstance(s, FlatState) for leaf in s.leaves]
+    if len(leaves) != 1:
+        raise ValueError(f"the states of a lone Variable or array hold one leaf, but {len(leaves)} were given.")
+    return leaves[0]
+
+
 # ------------------------------------------------------------------------------------------------ taking apart
-
-
-def _nested(found: Walk) -> Any:
-    if found.definition[0] == VARIABLE or found.definition[0] == ARRAY:
-        return found.leaves[0]
-    return State(traversals.unflatten_mapping(found.flat()), _copy=False)
-
-
-def states_of(groups: tuple[FlatState[Any], ...]) -> tuple[Any, ...]:
-    """Flat states as nested ones."""
-    return tuple(map(_state_of, groups))
-
-
-def _state_of(group: FlatState[Any]) -> Any:
-    if len(group) == 1 and group.paths[0] == ():  # a lone Variable or array is its own state
-        return group.leaves[0]
-    return State(traversals.unflatten_mapping(group), _copy=False)
 
 
 def split(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
@@ -69,7 +190,7 @@ def split(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
     """
     walked = walk(node, graph=resolve(graph), verb="split")
     if not filters:
-        return GraphDef(walked.definition, origin_of(node)), _nested(walked)
+        return GraphDef(walked.definition, origin_of(node)), walked.state()
     return (GraphDef(walked.definition, origin_of(node)), *states_of(split_flat(walked.flat(), filters)))
 
 
@@ -89,7 +210,7 @@ def state(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
     """
     walked = walk(node, graph=resolve(graph), verb="state")
     if not filters:
-        return _nested(walked)
+        return walked.state()
     states = states_of(select_flat(walked.flat(), filters))
     return states[0] if len(states) == 1 else states
 
@@ -132,8 +253,6 @@ def flatten(
         ref_outer_index: a `RefMap` of numbers; an object that is in it gets its number from there.
         graph: True allows shared references, False demands a tree. None: the current mode.
     """
-    from sonde.nnx.structure.contexts import numbered_as, objects_of
-
     seen: dict[int, int] = {} if ref_index is None else ref_index.numbers()
     walked = walk(node, graph=resolve(graph), verb="flatten", seen=seen)
     if ref_index is not None:
@@ -172,8 +291,6 @@ def unflatten(
         recreate_variables: whether a bare value in place of a Variable is wrapped in a new one.
     """
     if outer_index_outer_ref is not None:
-        from sonde.nnx.structure.contexts import restore
-
         known = {} if index_ref is None else index_ref
         nested = traversals.unflatten_mapping(state) if isinstance(state, FlatState) else state
         return restore(graphdef.definition, iter(collect(graphdef.definition, nested)), known, outer_index_outer_ref)
@@ -239,46 +356,54 @@ def merge(graphdef_or_graphstate: Any, /, *states: Any, copy: bool = False, recr
     return unflatten(graphdef, one, copy_variables=copy, recreate_variables=recreate_variables)
 
 
-def clone(node: A, variables: bool = True, *, arrays: bool = False, graph: bool | None = None) -> A:
-    """A copy of a model: new nodes, new Variables, the same arrays.
+# ------------------------------------------------------------------------------------------ calling methods
 
-    Args:
-        node: a Module, any other node, or a pytree of them.
-        variables: False shares the Variables with the original.
-        arrays: True also copies the arrays, so that one of the two may be donated to a jitted function.
-        graph: True allows shared references, False demands a tree. None: the current mode.
 
-    Raises:
-        ValueError: `arrays` without `variables`.
+class ApplyCaller:
+    """What `call` returns: attributes and items select a part of the object, and calling it runs that part.
+
+    The result of a call is a pair of the output and the new (GraphDef, State).
     """
-    if arrays and not variables:
-        raise ValueError("clone(arrays=True) copies Variables too; variables=False contradicts it.")
-    walked = walk(node, graph=resolve(graph), verb="clone")
-    leaves = walked.leaves
-    if variables:
-        leaves = copied(leaves)
-    if arrays:
-        leaves = jax.tree.map(_copied_array, leaves)
-    return carry_all(node, build(walked.definition, leaves))
+
+    def __init__(self, run: Callable[..., Any], path: tuple[tuple[str, Any], ...] = ()):
+        self._run = run
+        self._path = path
+
+    def __getattr__(self, name: str) -> ApplyCaller:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return ApplyCaller(self._run, (*self._path, ("attribute", name)))
+
+    def __getitem__(self, key: Any) -> ApplyCaller:
+        return ApplyCaller(self._run, (*self._path, ("item", key)))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the method; returns its output and the new (GraphDef, State)."""
+        return self._run(self._path, *args, **kwargs)
 
 
-def _copied_array(x: Any) -> Any:
-    return x.copy() if hasattr(x, "copy") and hasattr(x, "dtype") else x
-
-
-def as_pure(tree: A) -> A:
-    """A copy of a pytree (or model) with bare values in place of Variables; shared parts are duplicated.
+def call(graphdef_state: tuple[GraphDef[Any], Any], /) -> ApplyCaller:
+    """Calls methods of a model that is given as (GraphDef, State), as pure functions.
 
     Example:
         >>> from sonde import nnx
-        >>> nnx.as_pure({"w": nnx.Param(1.0)})
-        {'w': 1.0}
+        >>> class Counter(nnx.Module):
+        ...     def __init__(self):
+        ...         self.n = nnx.Variable(0)
+        ...     def add(self, x):
+        ...         self.n.set_value(self.n.get_value() + x)
+        ...         return self.n.get_value()
+        >>> out, (graphdef, state) = nnx.call(nnx.split(Counter())).add(2)
+        >>> out
+        2
     """
 
-    def value_of(leaf: Any) -> Any:
-        return leaf.get_value() if isinstance(leaf, Variable) else leaf
+    def run(path: tuple[tuple[str, Any], ...], *args: Any, **kwargs: Any) -> Any:
+        graphdef, state = graphdef_state
+        target = node = merge(graphdef, state, copy=True)
+        for how, key in path:
+            target = getattr(target, key) if how == "attribute" else target[key]
+        out = target(*args, **kwargs)
+        return out, split(node)
 
-    return jax.tree.map(value_of, tree, is_leaf=lambda x: isinstance(x, Variable))
-
-
-pure = as_pure
+    return ApplyCaller(run)

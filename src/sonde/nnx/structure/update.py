@@ -10,7 +10,7 @@ from sonde.nnx.modules.pytree import attributes
 from sonde.nnx.states.filters import Filter, PathParts
 from sonde.nnx.states.state import FlatState, State, merge_state, select_flat
 from sonde.nnx.structure.definitions import flatten_once, show_path
-from sonde.nnx.structure.graph_def import lone_leaf, state_in
+from sonde.nnx.structure.split_merge import lone_leaf, state_in
 from sonde.nnx.structure.value_kinds import CONTAINER, NODE, kind_of
 from sonde.nnx.structure.walk import walk
 from sonde.nnx.variable.array_references import is_reference

@@ -59,6 +59,11 @@ def _find_kind(cls: type, value: Any) -> int:
     return kind
 
 
+def is_object(value: object) -> bool:
+    """Whether a value has an identity and may be shared: a node or a Variable."""
+    return kind_of(value) in (NODE, VARIABLE)
+
+
 def register_data_type(type_: T, /) -> T:
     """Makes attributes that hold a value of this type data, without `nnx.data`. Also a class decorator.
 

@@ -11,9 +11,10 @@ sees it: everything among the data is a leaf, and meeting a Variable twice is an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from sonde.nnx.states import traversals
 from sonde.nnx.states.state import State
 from sonde.nnx.structure.definitions import REFERENCE, Path, flatten_once, show_path
 from sonde.nnx.structure.epoch import EPOCH
@@ -46,6 +47,12 @@ class Walk:
     def flat(self) -> Iterator[tuple[Path, Any]]:
         """Pairs of path and leaf."""
         return zip(self.paths, self.leaves)
+
+    def state(self) -> Any:
+        """The leaves as a State; of a lone Variable or array, the leaf itself."""
+        if self.paths == [()]:
+            return self.leaves[0]
+        return State(traversals.unflatten_mapping(self.flat()), _copy=False)
 
 
 def walk(
@@ -247,6 +254,12 @@ def _entries(definitions: Iterable[Any]) -> int:
         if tag == VARIABLE or tag == ARRAY or ((tag == NODE or tag == CONTAINER) and d[-1]):  # noqa: SIM109
             n += 1
     return n
+
+
+def objects_of(walks: Iterable[Walk], seen: Mapping[int, int]) -> dict[int, Any]:
+    """The nodes and Variables that walks met, by number."""
+    objects = [x for walked in walks for x in (*(node for _, node in walked.nodes), *walked.leaves)]
+    return {seen[id(x)]: x for x in objects if id(x) in seen}
 
 
 def paths_of(root: Any, target: Any) -> list[Path]:

@@ -12,6 +12,7 @@ from sonde.nnx.states.filters import Filter
 from sonde.nnx.states.state import to_flat_state
 from sonde.nnx.structure import split_merge
 from sonde.nnx.structure.build import build
+from sonde.nnx.structure.mapping import clone
 from sonde.nnx.structure.mode import resolve
 from sonde.nnx.structure.walk import walk
 from sonde.nnx.variable.variable import Variable
@@ -46,7 +47,7 @@ class EMA(Pytree):
         self.graph = graph
         self.decay = decay
         self.filter = only
-        self.params = data(split_merge.clone(split_merge.state(params, only, graph=graph)))
+        self.params = data(clone(split_merge.state(params, only, graph=graph)))
 
     def update(self, updates: Any) -> None:
         """Moves the average toward new values.

@@ -19,7 +19,8 @@ from sonde.nnx.modules.pytree import Pytree
 from sonde.nnx.states.filters import Filter
 from sonde.nnx.states.state import State
 from sonde.nnx.structure import split_merge
-from sonde.nnx.structure.graph_def import state_in
+from sonde.nnx.structure.mapping import pure
+from sonde.nnx.structure.split_merge import state_in
 from sonde.nnx.structure.update import update
 from sonde.nnx.variable.eager_sharding import place_value
 from sonde.nnx.variable.kinds import Param
@@ -116,14 +117,14 @@ class Optimizer(Pytree, Generic[M]):
                 "Missing required argument `grads`: call optimizer.update(model, grads). nnx.ModelAndOptimizer takes "
                 "gradients alone."
             )
-        params = split_merge.pure(split_merge.state(model, self.wrt, graph=self.graph))
+        params = pure(split_merge.state(model, self.wrt, graph=self.graph))
         grads = state_in(grads)
-        grads = split_merge.pure(split_merge.state(grads, graph=self.graph) if isinstance(grads, Pytree) else grads)
+        grads = pure(split_merge.state(grads, graph=self.graph) if isinstance(grads, Pytree) else grads)
         grads = _checked_gradients(grads, params, self.wrt)
         # a Variable may hold a value without leaves, for example where optax.masked leaves out a parameter
         remembered, form = jax.tree.flatten(self.opt_state, is_leaf=_is_variable)
         old = form.unflatten([variable.get_value() for variable in remembered])
-        updates, new = self.tx.update(grads, old, params, **split_merge.pure(kwargs))
+        updates, new = self.tx.update(grads, old, params, **pure(kwargs))
         update(model, optax.apply_updates(params, updates))
         for variable, value in zip(remembered, form.flatten_up_to(new)):
             variable.set_value(value)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sonde.nnx.structure.graph_def import GraphDef
+from sonde.nnx.structure.split_merge import GraphDef
 
 M = TypeVar("M")
 

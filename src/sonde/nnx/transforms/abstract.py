@@ -1,4 +1,4 @@
-"""`nnx.eval_shape` and `nnx.make_jaxpr`: what a function would compute, without computing it. Nothing is changed."""
+"""`nnx.eval_shape`, `nnx.make_jaxpr`, `nnx.get_abstract_model`: what a function would compute. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
+from sonde.nnx.structure.split_merge import split
 from sonde.nnx.structure.walk import walk
-from sonde.nnx.transforms.lifting import Fixed, Taken, take
+from sonde.nnx.transforms.lifting import Fixed, take
 from sonde.nnx.transforms.options import (
     MISSING,
     Mode,
@@ -18,18 +20,8 @@ from sonde.nnx.transforms.options import (
     named_like,
     refuse_bound_method,
 )
-from sonde.nnx.transforms.outcome import Left
-from sonde.nnx.variable.sharding import sharded_shape
+from sonde.nnx.variable.sharding import get_named_sharding, sharded_shape
 from sonde.nnx.variable.variable import Variable
-
-
-def _pure(f: Callable[..., Any], taken: Taken) -> Callable[[list[Any]], Left]:
-    def pure(values: list[Any]) -> Left:
-        entered = taken.enter(values)
-        return entered.leave(f(*entered.args, **entered.kwargs), output_only=True)
-
-    pure.__name__ = getattr(f, "__name__", "f")
-    return pure
 
 
 def eval_shape(
@@ -59,7 +51,7 @@ def eval_shape(
     taken = take("eval_shape", how, args, kwargs)
     if how.graph and not how.updates:  # the arguments must be trees; the output need not
         take("eval_shape", Mode(False, False), args, kwargs)
-    output = taken.output(jax.eval_shape(_pure(f, taken), taken.values))
+    output = taken.output(jax.eval_shape(taken.pure(f, output_only=True), taken.values))
     if how.updates:
         _place(output)
     return output
@@ -100,6 +92,25 @@ def make_jaxpr(
     def make(*args: Any, **kwargs: Any) -> Any:
         fixed = as_indices(static_argnums, len(args))
         taken = take("make_jaxpr", how, [Fixed(x) if i in fixed else x for i, x in enumerate(args)], kwargs)
-        return jax.make_jaxpr(_pure(f, taken))(taken.values)
+        return jax.make_jaxpr(taken.pure(f, output_only=True))(taken.values)
 
     return make
+
+
+def get_abstract_model(init_fn: Callable[[], Any], mesh: Mesh, *, graph: bool | None = None) -> tuple[Any, Any]:
+    """The structure of a model and its state as shapes, dtypes and shardings, with nothing computed.
+
+    Args:
+        init_fn: makes the model.
+        mesh: the mesh for the shardings.
+        graph: True allows shared references, False demands a tree. None: the current mode.
+
+    Returns:
+        The GraphDef, and a State of `jax.ShapeDtypeStruct` with the shardings that the Variables' metadata give.
+    """
+    with jax.set_mesh(mesh):
+        graphdef, state = eval_shape(lambda: split(init_fn(), graph=graph))
+    shardings = get_named_sharding(state, mesh)
+    return graphdef, jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state, shardings
+    )

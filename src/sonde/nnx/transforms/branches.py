@@ -83,7 +83,8 @@ def switch(
 
 def _agreed(taken: Taken, branches: dict[str, Callable[..., Any]]) -> list[Callable[..., Left]]:
     """Pure functions that all return the output and the Variables that any of them changes."""
-    traced = [_traced(taken, f) for f in branches.values()]
+    # jit caches the traces, so each of the user's functions runs once
+    traced = [jax.jit(taken.pure(f), inline=True) for f in branches.values()]
     shapes = [jax.eval_shape(one, taken.values) for one in traced]
     outcomes = [outcome for _, outcome in shapes]
     first_name, *names = branches
@@ -104,15 +105,6 @@ def _agreed(taken: Taken, branches: dict[str, Callable[..., Any]]) -> list[Calla
         metadata.update({i: m for i, m in zip(outcome.changed, outcome.metadata) if m is not None})
     agreed = outcomes[0].with_changes(changed, metadata)
     return [_returning(one, agreed) for one in traced]
-
-
-def _traced(taken: Taken, f: Callable[..., Any]) -> Callable[[list[Any]], Left]:
-    def pure(values: list[Any]) -> Left:
-        entered = taken.enter(values)
-        return entered.leave(f(*entered.args))
-
-    pure.__name__ = getattr(f, "__name__", "branch")
-    return jax.jit(pure, inline=True)  # jit caches the trace, so the user's function runs once
 
 
 def _returning(branch: Callable[[list[Any]], Left], agreed: Outcome) -> Callable[[list[Any]], Left]:

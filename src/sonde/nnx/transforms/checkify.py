@@ -9,7 +9,6 @@ from jax.experimental import checkify as jax_checkify
 
 from sonde.nnx.transforms.lifting import take
 from sonde.nnx.transforms.options import mode, named_like, refuse_bound_method
-from sonde.nnx.transforms.outcome import Left
 
 
 def checkify(
@@ -45,13 +44,7 @@ def checkify(
     @named_like(f)
     def checked(*args: Any, **kwargs: Any) -> tuple[jax_checkify.Error, Any]:
         taken = take("checkify", how, args, kwargs)
-
-        def pure(values: list[Any]) -> Left:
-            entered = taken.enter(values)
-            return entered.leave(f(*entered.args, **entered.kwargs))
-
-        pure.__name__ = getattr(f, "__name__", "checkify")
-        error, left = jax_checkify.checkify(pure, errors=errors)(taken.values)
+        error, left = jax_checkify.checkify(taken.pure(f), errors=errors)(taken.values)
         return error, taken.settle(left)
 
     return checked

@@ -22,11 +22,13 @@ import jax.numpy as jnp
 from sonde.nnx.states.filters import Predicate, to_predicate
 from sonde.nnx.structure.build import build
 from sonde.nnx.structure.definitions import NamedValues, show_path
+from sonde.nnx.structure.split_merge import GraphDef
+from sonde.nnx.structure.value_kinds import is_object
 from sonde.nnx.structure.walk import walk
 from sonde.nnx.transforms.derivatives import as_state
 from sonde.nnx.transforms.jit.arguments import holds_objects
 from sonde.nnx.transforms.leaf_values import each_leaf
-from sonde.nnx.transforms.lifting import Fixed, Taken, is_object, raw, take
+from sonde.nnx.transforms.lifting import Fixed, Taken, raw, take
 from sonde.nnx.transforms.options import (
     MISSING,
     Mode,
@@ -175,7 +177,7 @@ class _Bound:
         if not (isinstance(out, (tuple, list)) and len(out) == 2):
             raise TypeError("nnx.custom_vjp: the forward rule must return a pair of output and residuals.")
         walked = walk(NamedValues(("residuals",), (out[1],)), graph=True, verb="custom_vjp", numbers=True)
-        residuals = ([raw(x) for x in walked.leaves], _Kept(walked.definition))
+        residuals = ([raw(x) for x in walked.leaves], GraphDef(walked.definition))
         left = entered.leave(out[0], always=self._always)
         return left, (residuals, diff, kept, left[1])
 
@@ -251,19 +253,3 @@ class _Bound:
 
 def _zeros(x: Any) -> Any:
     return jax.tree.map(lambda y: jnp.zeros_like(y) if jnp.issubdtype(y.dtype, jnp.inexact) else None, x)
-
-
-@jax.tree_util.register_static
-class _Kept:
-    """The form of residuals."""
-
-    __slots__ = ("definition",)
-
-    def __init__(self, definition: Any):
-        self.definition = definition
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Kept) and self.definition == other.definition
-
-    def __hash__(self) -> int:
-        return hash(_Kept)

@@ -19,9 +19,10 @@ from sonde.nnx.states import traversals
 from sonde.nnx.states.filters import Filter, Predicate, to_predicate
 from sonde.nnx.states.state import State
 from sonde.nnx.structure.definitions import NamedValues, Path, count_leaves, show_path
+from sonde.nnx.structure.value_kinds import is_object
 from sonde.nnx.structure.walk import walk
 from sonde.nnx.transforms.leaf_values import children_of, each_leaf
-from sonde.nnx.transforms.lifting import Taken, is_object, raw, take
+from sonde.nnx.transforms.lifting import Taken, raw, take
 from sonde.nnx.transforms.options import MISSING, Mode, also_decorator, mode, named_like, refuse_bound_method
 from sonde.nnx.transforms.outcome import Left
 from sonde.nnx.transforms.prefixes import DiffState, refuse_prefixes

@@ -7,16 +7,22 @@ what `nnx.prefix` returned. `leaf_values` finds the value for every leaf that a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 from jax.sharding import PartitionSpec
 
+from sonde._key_paths import key_of
 from sonde.nnx.modules.pytree import Pytree
+from sonde.nnx.states.filters import PathParts
 from sonde.nnx.structure.definitions import REFERENCE, Path, count_leaves, flatten_once, show_path
-from sonde.nnx.structure.prefix_trees import TreeState
-from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, OTHER, VARIABLE, kind_of
-from sonde.nnx.transforms.prefixes import ByFilter, raw_leaf
+from sonde.nnx.structure.mapping import map as map_leaves
+from sonde.nnx.structure.mode import resolve
+from sonde.nnx.structure.split_merge import GraphDef
+from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, OTHER, VARIABLE, is_object, kind_of
+from sonde.nnx.structure.walk import walk
+from sonde.nnx.transforms.prefixes import ByFilter, TreeState, raw_leaf
 from sonde.nnx.variable.variable import Variable
 
 _UNSET: Any = object()
@@ -243,6 +249,42 @@ class Spread:
 def leaf_values(prefix: Any, definition: Any, leaves: Sequence[Any], *, verb: str, what: str) -> list[Any]:
     """The value of a prefix for every leaf; see `Spread`."""
     return Spread(prefix, verb=verb, what=what).over(definition, leaves)
+
+
+def prefix(
+    node: Any, filter_map: Mapping[Any, Any] | Callable[[PathParts, Any], Any], /, *, graph: bool | None = None
+) -> Any:
+    """One value per leaf of a model, for `in_axes`, `out_axes` and the like.
+
+    Args:
+        node: a Module, any other node, or a pytree of them. If several arguments of a transform share references,
+            pass them together, in the order of the arguments.
+        filter_map: values by filter, where the first filter that matches is used; or a function of (path, leaf).
+        graph: True allows shared references, False demands a tree. None: the current mode.
+
+    Raises:
+        ValueError: a leaf is matched by no filter.
+
+    Example:
+        >>> from sonde import nnx
+        >>> nnx.prefix({"a": nnx.Param(1.0), "b": nnx.BatchStat(2.0)}, {nnx.Param: 0, ...: None}, graph=False)
+        {'a': 0, 'b': None}
+    """
+    value_of = filter_map if callable(filter_map) else ByFilter(filter_map).map_prefix
+    if not resolve(graph):
+        return map_leaves(value_of, node, graph=False, recreate_variables=False)
+
+    def convert(path: tuple[Any, ...], value: Any) -> Any:
+        prefix = tuple(map(key_of, path))
+        if not is_object(value):
+            return value_of(prefix, value)
+        # one value per path of a shared Variable, so that different values for it are noticed
+        walked = walk(value, graph=True, verb="prefix")
+        leaves_with_paths = [(path, walked.leaves[i]) for path, _, _, i in each_leaf(walked.definition)]
+        values = [value_of((*prefix, *path), leaf) for path, leaf in leaves_with_paths]
+        return TreeState(GraphDef(walked.definition), tuple(path for path, _ in leaves_with_paths), values)
+
+    return jax.tree.map_with_path(convert, node, is_leaf=is_object)
 
 
 def same_form(structure: Any, found: Any, name: str, *, static: bool = True) -> str | None:

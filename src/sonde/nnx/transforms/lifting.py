@@ -5,7 +5,7 @@ way, whatever they do in the middle:
 
     taken = take("vmap", mode, args, kwargs)          # walk the arguments once; in tree mode, refuse aliases
 
-    def pure(values):                                 # a function of a flat list of arrays
+    def pure(values):                                 # a function of a flat list of arrays: `taken.pure(fn)`
         entered = taken.enter(values)                 # copies of the arguments that belong to the inner trace
         out = fn(*entered.args, **entered.kwargs)
         return entered.leave(out)                     # the output, and only what changed; see `outcome`
@@ -26,7 +26,7 @@ which copy stands for which original.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -36,8 +36,8 @@ from sonde.core import capture_state
 from sonde.nnx.modules import module_sites
 from sonde.nnx.structure.build import build
 from sonde.nnx.structure.definitions import REFERENCE, NamedValues, show_path, unflatten_once
-from sonde.nnx.structure.graph_def import GraphDef
-from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
+from sonde.nnx.structure.split_merge import GraphDef
+from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, VARIABLE
 from sonde.nnx.structure.walk import Walk, walk
 from sonde.nnx.transforms.options import Mode
 from sonde.nnx.transforms.outcome import Left, Outcome, settle, write
@@ -154,6 +154,24 @@ class Taken:
     def enter(self, values: Sequence[Any]) -> Entered:
         """Copies of the arguments at the current trace level, holding `values`."""
         return enter(self.structure, values, verb=self.verb, mode=self.mode, originals=self.nodes)
+
+    def pure(
+        self,
+        f: Callable[..., Any],
+        *,
+        placement: Placement | None = None,
+        always: Iterable[int] = (),
+        output_only: bool = False,
+    ) -> Callable[[Sequence[Any]], Left]:
+        """A pure function from the values of the leaves: `f` runs on copies of the arguments. See `Entered.leave`."""
+
+        def pure(values: Sequence[Any]) -> Left:
+            entered = self.enter(values)
+            output = f(*entered.args, **entered.kwargs)
+            return entered.leave(output, placement=placement or ONE_LIST, always=always, output_only=output_only)
+
+        pure.__name__ = getattr(f, "__name__", self.verb)  # for profiles and messages of JAX
+        return pure
 
     def objects(self) -> dict[int, Any]:
         """The caller's Variables and nodes by index."""
@@ -426,11 +444,6 @@ class Entered:
 def raw(leaf: Any) -> Any:
     """What a Variable holds; other leaves as they are."""
     return leaf._raw_value if isinstance(leaf, Variable) else leaf
-
-
-def is_object(value: Any) -> bool:
-    """Whether a value is a node or a Variable."""
-    return kind_of(value) in (NODE, VARIABLE)
 
 
 def take(

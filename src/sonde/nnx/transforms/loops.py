@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 import jax
 
 from sonde.nnx.structure.definitions import NamedValues, show_path
+from sonde.nnx.structure.value_kinds import is_object
 from sonde.nnx.structure.walk import walk
 from sonde.nnx.transforms.leaf_values import same_form
-from sonde.nnx.transforms.lifting import Entered, Taken, is_object, raw, take
+from sonde.nnx.transforms.lifting import Entered, Taken, raw, take
 from sonde.nnx.transforms.options import mode
 from sonde.nnx.transforms.outcome import Outcome
 from sonde.nnx.variable.variable import Variable

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from sonde.nnx.modules.pytree import Pytree
 from sonde.nnx.structure.mode import resolve, resolve_updates
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -57,8 +58,6 @@ def refuse_bound_method(verb: str, fn: Callable[..., Any]) -> None:
     Raises:
         ValueError: it is a bound method.
     """
-    from sonde.nnx.modules.pytree import Pytree
-
     if inspect.ismethod(fn) and isinstance(fn.__self__, Pytree):
         cls, name = type(fn.__self__).__name__, fn.__name__
         raise ValueError(

@@ -18,7 +18,7 @@ from sonde.nnx.modules.pytree import Pytree, _wrong_level
 from sonde.nnx.structure import epoch
 from sonde.nnx.structure.build import build
 from sonde.nnx.structure.definitions import has_references
-from sonde.nnx.structure.graph_def import GraphDef
+from sonde.nnx.structure.split_merge import GraphDef
 from sonde.nnx.transforms.structure_changes import new_data, replay
 from sonde.nnx.variable.array_references import referring
 from sonde.nnx.variable.variable import Variable, _set_metadata, _set_value

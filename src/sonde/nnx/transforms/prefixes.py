@@ -12,9 +12,11 @@ from typing import Any
 
 import jax
 
-from sonde.nnx.states.filters import Filter, PathIn, to_predicate
+from sonde.nnx.states.filters import Filter, PathIn, PathParts, to_predicate
 from sonde.nnx.states.state import State, to_flat_state
+from sonde.nnx.states.traversals import unflatten_mapping
 from sonde.nnx.structure.definitions import Path
+from sonde.nnx.structure.split_merge import GraphDef
 from sonde.nnx.structure.value_kinds import NODE, kind_of
 from sonde.nnx.transforms.options import Mode
 from sonde.nnx.variable.variable import Variable
@@ -120,6 +122,43 @@ class StateSharding(ByFilter):
     def shardings(self) -> tuple[Any, ...]:
         """The shardings, in the order of the filters."""
         return self.for_filters
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class TreeState:
+    """One value per leaf of an object; the values are the children of this pytree.
+
+    Attributes:
+        graphdef: the structure.
+        leaves: the values, in the order of states.
+        paths: their paths below the object.
+    """
+
+    def __init__(self, graphdef: GraphDef[Any], paths: tuple[PathParts, ...], leaves: list[Any]):
+        self.graphdef = graphdef
+        self.paths = paths
+        self.leaves = leaves
+
+    @property
+    def state(self) -> State:
+        """The values by path, as a State; the value itself for a lone Variable."""
+        if self.paths == ((),):
+            return self.leaves[0]
+        return State(unflatten_mapping(dict(zip(self.paths, self.leaves))))
+
+    def tree_flatten_with_keys(self) -> Any:
+        """The leaves are the children."""
+        keys = [jax.tree_util.GetAttrKey("/".join(map(str, path))) for path in self.paths]
+        return list(zip(keys, self.leaves)), (self.graphdef, self.paths)
+
+    @classmethod
+    def tree_unflatten(cls, structure: Any, leaves: Any) -> TreeState:
+        """The inverse."""
+        graphdef, paths = structure
+        return cls(graphdef, paths, list(leaves))
+
+    def __repr__(self) -> str:
+        return f"TreeState({self.graphdef!r}, {self.leaves!r})"
 
 
 @dataclasses.dataclass(frozen=True)

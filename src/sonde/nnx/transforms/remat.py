@@ -9,7 +9,6 @@ import jax
 
 from sonde.nnx.transforms.lifting import Fixed, take
 from sonde.nnx.transforms.options import MISSING, also_decorator, as_indices, mode, named_like, refuse_bound_method
-from sonde.nnx.transforms.outcome import Left
 
 
 @also_decorator
@@ -49,13 +48,8 @@ def remat(
     def rematerialized(*args: Any, **kwargs: Any) -> Any:
         fixed = as_indices(static_argnums, len(args))
         taken = take("remat", how, [Fixed(x) if i in fixed else x for i, x in enumerate(args)], kwargs)
-
-        def pure(values: list[Any]) -> Left:
-            entered = taken.enter(values)
-            return entered.leave(f(*entered.args, **entered.kwargs))
-
-        pure.__name__ = getattr(f, "__name__", "remat")
-        return taken.settle(jax.checkpoint(pure, prevent_cse=prevent_cse, policy=policy)(taken.values))
+        run = jax.checkpoint(taken.pure(f), prevent_cse=prevent_cse, policy=policy)
+        return taken.settle(run(taken.values))
 
     return rematerialized
 

@@ -11,7 +11,6 @@ from jax.sharding import PartitionSpec as P
 
 from sonde.nnx.transforms.lifting import take
 from sonde.nnx.transforms.options import MISSING, also_decorator, mode, named_like, positional, refuse_bound_method
-from sonde.nnx.transforms.outcome import Left
 from sonde.nnx.transforms.prefixes import refuse_prefixes
 from sonde.nnx.transforms.result_lists import Lists
 
@@ -67,21 +66,15 @@ def shard_map(
         # as in Flax, Variables are sharded afterwards even if the function does not change them
         kinds = taken.structure.kinds
         placed = [i for i, kind in enumerate(kinds) if kind is not None] if how.updates else []
-
-        def pure(*values: Any) -> Left:
-            entered = taken.enter(values)
-            return entered.leave(f(*entered.args), placement=lists, always=placed)
-
-        pure.__name__ = getattr(f, "__name__", "shard_map")
         run = jax.shard_map(
-            pure,
+            taken.pure(f, placement=lists, always=placed),
             mesh=mesh,
-            in_specs=tuple(map(_spec, lists.in_values)),
+            in_specs=(list(map(_spec, lists.in_values)),),
             out_specs=(tuple(map(_spec, lists.kinds)), P()),
             axis_names=axis_names,
             check_vma=check_vma,
         )
-        return taken.settle(run(*taken.values))
+        return taken.settle(run(taken.values))
 
     return sharded
 

@@ -169,25 +169,3 @@ def _change_axes(variable: Variable[Any], names: Mapping[str, Any], change: Call
             axes = list(cast(Iterable[Any], old))
             change(axes, name)
             variable.set_metadata(field, PartitionSpec(*axes) if isinstance(old, PartitionSpec) else tuple(axes))
-
-
-def get_abstract_model(init_fn: Callable[[], Any], mesh: Mesh, *, graph: bool | None = None) -> tuple[Any, Any]:
-    """The structure of a model and its state as shapes, dtypes and shardings, with nothing computed.
-
-    Args:
-        init_fn: makes the model.
-        mesh: the mesh for the shardings.
-        graph: True allows shared references, False demands a tree. None: the current mode.
-
-    Returns:
-        The GraphDef, and a State of `jax.ShapeDtypeStruct` with the shardings that the Variables' metadata give.
-    """
-    from sonde.nnx.structure import split_merge as graphs
-    from sonde.nnx.transforms.abstract import eval_shape
-
-    with jax.set_mesh(mesh):
-        graphdef, state = eval_shape(lambda: graphs.split(init_fn(), graph=graph))
-    shardings = get_named_sharding(state, mesh)
-    return graphdef, jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state, shardings
-    )

@@ -7,6 +7,7 @@ plain output, because JAX rebuilds that faster than anything written in Python.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from sonde.nnx.transforms.result_lists import Lists
 tracing = threading.local()
 
 
+@dataclasses.dataclass(frozen=True)
 class Options:
     """The options of `nnx.jit`.
 
@@ -35,25 +37,13 @@ class Options:
         more: other options of `jax.jit`.
     """
 
-    __slots__ = ("donated", "fun", "in_shardings", "mode", "more", "out_shardings", "static")
-
-    def __init__(
-        self,
-        fun: Callable[..., Any],
-        mode: Mode,
-        in_shardings: Any,
-        out_shardings: Any,
-        static: frozenset[Any],
-        donated: frozenset[Any],
-        more: dict[str, Any],
-    ):
-        self.fun = fun
-        self.mode = mode
-        self.in_shardings = in_shardings
-        self.out_shardings = out_shardings
-        self.static = static
-        self.donated = donated
-        self.more = more
+    fun: Callable[..., Any]
+    mode: Mode
+    in_shardings: Any
+    out_shardings: Any
+    static: frozenset[Any]
+    donated: frozenset[Any]
+    more: dict[str, Any]
 
 
 class Program:

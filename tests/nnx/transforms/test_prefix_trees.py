@@ -13,7 +13,7 @@ def test_prefix(same):
     same(lambda nnx: nnx.prefix({"a": nnx.Param(1), "b": nnx.BatchStat(2)}, {nnx.Param: 0, ...: None}, graph=False))
     axes = nnx.prefix(tree(nnx), {nnx.Param: 0, ...: 1})
     assert jax.tree.leaves(axes) == [1, 1, 0, 1, 0, 1, 0, 0]
-    with pytest.raises(ValueError, match=r"arr \(ArrayImpl\) is matched by no filter"):
+    with pytest.raises(ValueError, match=r"No value found for path=\('arr',\) \(ArrayImpl\): no filter of"):
         nnx.prefix(tree(nnx), {nnx.Variable: 0}, graph=False)
 
 
