@@ -88,10 +88,10 @@ def entries_of(node: Any, only: Filter = ..., rename: Rename | None = None) -> l
 
 
 def _renamed(name: Name, rename: Rename) -> Name:
-    new = rename("/".join(name))
-    if not isinstance(new, str) or not all(new.split("/")):
-        raise ValueError(f"rename must return a name such as 'layer/kernel'; it gave {new!r} for {show(name)}.")
-    return tuple(new.split("/"))
+    new_name = rename("/".join(name))
+    if not isinstance(new_name, str) or not all(new_name.split("/")):
+        raise ValueError(f"rename must return a name such as 'layer/kernel'; it gave {new_name!r} for {show(name)}.")
+    return tuple(new_name.split("/"))
 
 
 def as_state(leaves: dict[tuple[Any, ...], Any]) -> State[Any, Any]:

@@ -47,7 +47,7 @@ def kind_of(x: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 def match(
     entries: list[Entry],
-    others: list[Entry],
+    other_entries: list[Entry],
     stored: Mapping[Name, jax.ShapeDtypeStruct],
     *,
     where: str,
@@ -59,7 +59,7 @@ def match(
 
     Args:
         entries: what to restore.
-        others: the rest of the model, which the checkpoint may have too.
+        other_entries: the rest of the model, which the checkpoint may have too.
         stored: what the checkpoint has.
         where: the checkpoint, for messages.
         missing_ok: whether to leave out what the checkpoint lacks; otherwise that is an error.
@@ -74,23 +74,26 @@ def match(
     shapes: list[str] = []
     dtypes: list[str] = []
     for entry in entries:
-        for keys, wanted in entry.parts():
+        for keys, model_array in entry.parts():
             name = _find(entry, keys, stored)
             if name is None:
                 missing.append(show((*entry.name, *keys)))
-                if missing_ok and isinstance(wanted, jax.ShapeDtypeStruct):
+                if missing_ok and isinstance(model_array, jax.ShapeDtypeStruct):
                     missing[-1] += " (the model has no value to keep)"
                     missing_ok = False
                 continue
-            (shape, dtype), (have, has) = kind_of(wanted), (tuple(stored[name].shape), np.dtype(stored[name].dtype))
-            if shape != have:
-                shapes.append(f"{show((*entry.name, *keys))}: the checkpoint has {have}, the model {shape}")
-            elif dtype != has and not cast:
-                dtypes.append(f"{show((*entry.name, *keys))}: the checkpoint has {has}, the model {dtype}")
-            matches.append(Match(entry, keys, wanted, name))
-    known = {m.stored for m in matches}
-    known |= {name for e in others for keys, _ in e.parts() if (name := _find(e, keys, stored)) is not None}
-    extra = [show(name) for name in stored if name not in known]
+            shape, dtype = kind_of(model_array)
+            stored_shape, stored_dtype = kind_of(stored[name])
+            if shape != stored_shape:
+                shapes.append(f"{show((*entry.name, *keys))}: the checkpoint has {stored_shape}, the model {shape}")
+            elif dtype != stored_dtype and not cast:
+                dtypes.append(f"{show((*entry.name, *keys))}: the checkpoint has {stored_dtype}, the model {dtype}")
+            matches.append(Match(entry, keys, model_array, name))
+    stored_names = {m.stored for m in matches}
+    stored_names |= {
+        name for e in other_entries for keys, _ in e.parts() if (name := _find(e, keys, stored)) is not None
+    }
+    extra = [show(name) for name in stored if name not in stored_names]
     problems = [
         *([] if missing_ok else _listed("not in the checkpoint", missing)),
         *([] if extra_ok else _listed("not in the model", extra)),

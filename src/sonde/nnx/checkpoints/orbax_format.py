@@ -83,9 +83,9 @@ def _tree(path: str, checkpointer: Any) -> Any:
 
 def _not_a_checkpoint(path: Path) -> str:
     if not path.exists():
-        old = set_aside(str(path))
-        interrupted = f" A save that was to replace it was interrupted; the old checkpoint is at {old}: rename it."
-        return f"There is no checkpoint at {path}.{interrupted if os.path.exists(old) else ''}"
+        old_folder = set_aside(str(path))
+        hint = f" A save that was to replace it was interrupted; the old checkpoint is at {old_folder}: rename it."
+        return f"There is no checkpoint at {path}.{hint if os.path.exists(old_folder) else ''}"
     inside = sorted(p.parent for depth in ("*", "*/*") for p in path.glob(f"{depth}/_METADATA"))
     if not inside:
         return f"{path} is not an orbax checkpoint: it has no file _METADATA."

@@ -33,8 +33,8 @@ def _format(path: str) -> ModuleType:
 
 def _entries(path: str, node: Any, only: Filter, rename: Rename | None) -> list[Entry]:
     if _is_file(path):
-        given = rename or str
-        return entries_of(node, only, lambda name: safetensors_format.dotted(given(name)))
+        new_name = rename or str
+        return entries_of(node, only, lambda name: safetensors_format.dotted(new_name(name)))
     return entries_of(node, only, rename)
 
 
@@ -133,11 +133,11 @@ def restore(
     path = os.fspath(path)
     chosen = _entries(path, as_abstract(split_merge.state(node)), only, rename)
     paths = {entry.path for entry in chosen}
-    others = [entry for entry in _entries(path, node, ..., rename) if entry.path not in paths]
+    other_entries = [entry for entry in _entries(path, node, ..., rename) if entry.path not in paths]
     format = _format(path)
     matches = match(
         chosen,
-        others,
+        other_entries,
         format.describe(path),
         where=path,
         missing_ok=missing == "keep",

@@ -120,10 +120,10 @@ class BatchNorm(Module):
             **_common(self, mask),
         )
         if not by_running_average:
-            for variable, new in ((self.mean, mean), (self.var, var)):
+            for variable, average in ((self.mean, mean), (self.var, var)):
                 if variable.ref or variable.hijax:  # array references hold no tangents
-                    new = jax.lax.stop_gradient(new)
-                variable.set_value(jnp.asarray(new, variable.dtype))
+                    average = jax.lax.stop_gradient(average)
+                variable.set_value(jnp.asarray(average, variable.dtype))
         return y
 
     # `nnx.view_info` prints what the docstring says of the arguments, and its output is that of Flax.

@@ -105,21 +105,21 @@ def declared_in(cls: type) -> dict[str, bool]:
 
 
 def static_holds_data(
-    node: object, name: Any, value: Any, found: list[Any], *, explicit: bool, was_static: bool
+    node: object, name: Any, value: Any, data_inside: list[Any], *, explicit: bool, was_static: bool
 ) -> ValueError:
     """The error for data in a static attribute, which says what to do about it."""
     cls = type(node).__name__
-    types = ", ".join(sorted({type(x).__name__ for x in found}))
-    what = f"a {type(value).__name__} that holds {types}" if not is_data(value) else f"a {types}"
+    types = ", ".join(sorted({type(x).__name__ for x in data_inside}))
+    holding = f"a {type(value).__name__} that holds {types}" if not is_data(value) else f"a {types}"
     if explicit:
-        return ValueError(f"Attribute '{name}' of {cls} is marked with nnx.static, but holds data: {what}.")
+        return ValueError(f"Attribute '{name}' of {cls} is marked with nnx.static, but holds data: {holding}.")
     if was_static:
         return ValueError(
-            f"Cannot assign data, {what}, to the static attribute '{name}' of {cls}. Its first value made it static. "
-            f"To make it data, write `self.{name} = nnx.data(...)` here or in the first assignment."
+            f"Cannot assign data, {holding}, to the static attribute '{name}' of {cls}. Its first value made it "
+            f"static. To make it data, write `self.{name} = nnx.data(...)` here or in the first assignment."
         )
     return ValueError(
-        f"Found data, {what}, assigned to the static attribute '{name}' of {cls}; JAX would not see it. Use "
+        f"Found data, {holding}, assigned to the static attribute '{name}' of {cls}; JAX would not see it. Use "
         f"nnx.List(...) or nnx.Dict(...) in place of a list or dict, or wrap the value: `self.{name} = nnx.data(...)`, "
         f"or annotate the class: `{name}: nnx.Data[...]`, or declare `class {cls}(..., pytree=False)`."
     )

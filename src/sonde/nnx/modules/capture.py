@@ -170,12 +170,12 @@ def _root(fn: Any, args: Any, kwargs: Any) -> Module:
 
 def _given_values(init: Mapping[Any, Any] | None) -> Values:
     """The values of a State by type, path of the Module, and name."""
-    given: Values = {}
+    initial: Values = {}
     for path, leaf in to_flat_state(init) if init else ():
         if isinstance(leaf, Variable):
             *module, name = [key for key in path if key != ""]  # an empty name: see `_nested`
-            given.setdefault(type(leaf), {})[_text(module), str(name)] = leaf.get_value()
-    return given
+            initial.setdefault(type(leaf), {})[_text(module), str(name)] = leaf.get_value()
+    return initial
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -189,24 +189,24 @@ def _run(
     kwargs: Any,
     root: Module,
     types: tuple[type, ...],
-    given: Values,
+    initial: Values,
     outputs: type | None,
     *,
     grads: bool = False,
 ) -> tuple[Any, list[Call]]:
     """The result, and what was recorded."""
     inner = fn
-    if any(given.values()):
+    if any(initial.values()):
 
         def inner(*args: Any, **kwargs: Any) -> Any:
-            request = ModuleRequest(root, more=Types(given=tuple(given)), sows=False)
-            return run_by_rule(fn, GivenValues(given), args, kwargs, ADDED, counts_calls=False, request=request)[0]
+            request = ModuleRequest(root, more=Types(given=tuple(initial)), sows=False)
+            return run_by_rule(fn, GivenValues(initial), args, kwargs, ADDED, counts_calls=False, request=request)[0]
 
-    if any(given.values()) and not types:
+    if any(initial.values()) and not types:
         return inner(*args, **kwargs), []
     # Without types the capture records nothing, but it must run: outside of captures, `sow` stores in the Module.
     result, handler = run_with(
-        lambda depth: ModuleRecording(types, given, grads=grads, depth=depth),
+        lambda depth: ModuleRecording(types, initial, grads=grads, depth=depth),
         inner,
         args,
         kwargs,
@@ -226,10 +226,10 @@ def _text(path: Iterable[Any]) -> str:
     return "/".join(map(str, path))
 
 
-def _states(found: Values, root: Module) -> dict[type, State[Any, Any]]:
+def _states(values_by_type: Values, root: Module) -> dict[type, State[Any, Any]]:
     """One State per type."""
     keys = {_text(path): path for path in paths_below(root)}
-    return {t: _nested(t, values, keys) for t, values in found.items()}
+    return {t: _nested(t, values, keys) for t, values in values_by_type.items()}
 
 
 def _nested(variable_type: type, values: Mapping[Key, Any], modules: Mapping[str, Any]) -> State[Any, Any]:

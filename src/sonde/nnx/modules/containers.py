@@ -45,11 +45,11 @@ class List(Module, MutableSequence[A], Generic[A]):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Makes an empty List; `__init__` fills it."""
-        new = super().__new__(cls, *args, **kwargs)
-        _set_items(new, [])
-        _set_statuses(new, [])
-        _set_whole(new, None)
-        return new
+        empty = super().__new__(cls, *args, **kwargs)
+        _set_items(empty, [])
+        _set_statuses(empty, [])
+        _set_whole(empty, None)
+        return empty
 
     def __init__(self, it: Iterable[A] | None = None, /):
         for value in it if it is not None else ():
@@ -157,9 +157,9 @@ class List(Module, MutableSequence[A], Generic[A]):
 
     @classmethod
     def _blank(cls, layout: Layout, level: Any) -> Self:
-        new = super()._blank(layout, level)
-        new._split(layout)
-        return new
+        blank = super()._blank(layout, level)
+        blank._split(layout)
+        return blank
 
     def _become(self, layout: Layout, data: Any, static: Any) -> None:
         self._split(layout)
@@ -169,21 +169,21 @@ class List(Module, MutableSequence[A], Generic[A]):
 
     def _split(self, layout: Layout) -> None:
         """Divides a layout into that of the items and that of the attributes."""
-        others = {k: v for k, v in layout.status.items() if type(k) is not int}
+        attribute_statuses = {k: v for k, v in layout.status.items() if type(k) is not int}
         statuses = [v for k, v in layout.status.items() if type(k) is int]
-        pytree._set_layout(self, layout_of(others) if others else EMPTY)
+        pytree._set_layout(self, layout_of(attribute_statuses) if attribute_statuses else EMPTY)
         _set_items(self, [None] * len(statuses))
         _set_statuses(self, statuses)
         _set_whole(self, layout)
 
     def _fill(self, layout: Layout, data: Any, static: Any) -> None:
-        items, others = self._items, attributes(self)
+        items, attribute_values = self._items, attributes(self)
         for names, values in ((layout.static, static), (layout.data, data)):
             for name, value in zip(names, values):
                 if type(name) is int:
                     items[name] = value
                 else:
-                    others[name] = value
+                    attribute_values[name] = value
 
     def _get_child(self, key: Any) -> Any:
         return self._items[key] if isinstance(key, int) else super()._get_child(key)

@@ -250,11 +250,11 @@ def _held(module: Module, name: str, variable_type: type[Variable[Any]], verb: s
 
 
 def _taken(module: Module, name: str, held: Any, variable_type: type[Variable[Any]], verb: str) -> ValueError:
-    wanted = f"of type '{variable_type.__name__}', found '{type(held).__name__}'"
+    requirement = f"of type '{variable_type.__name__}', found '{type(held).__name__}'"
     if not isinstance(held, Variable):
-        wanted = f"a Variable, got {type(held).__name__}"
+        requirement = f"a Variable, got {type(held).__name__}"
     return ValueError(
-        f"{type(module).__name__}.{verb}({name!r}) stores its value, and needs that attribute to be {wanted}. Use "
+        f"{type(module).__name__}.{verb}({name!r}) stores its value, and needs that attribute to be {requirement}. Use "
         f"another name, or capture: {_GUIDE}"
     )
 

@@ -142,8 +142,8 @@ def _note(module: Any, tag: Sown, value: Any) -> None:
 def noted(stack: CallStack, module: Any) -> Iterator[tuple[Sown, Any]]:
     """What a Module has sown in the functions that are being traced."""
     for segment in stack.segments[1:]:
-        for other, tag, value in segment.notes:
-            if other is module:
+        for sower, tag, value in segment.notes:
+            if sower is module:
                 yield tag, value
 
 
@@ -177,8 +177,8 @@ def observed(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
 def _outputs(module: Any, name: str, fn: Callable[..., Any], result: Any) -> Any:
     """Records the output of a method as the types that captures ask for."""
     state: Any = capture_state()
-    wanted = [w.more.outputs for w in state.modules if isinstance(w.more, Types) and w.more.outputs is not None]
-    for variable_type in dict.fromkeys(wanted) if wanted else ():
+    output_types = [w.more.outputs for w in state.modules if isinstance(w.more, Types) and w.more.outputs is not None]
+    for variable_type in dict.fromkeys(output_types) if output_types else ():
         scope, places = at_module(module)
         tag = Sown(variable_type, name, tuple([p.known for p in places]))
         with scope:

@@ -115,12 +115,12 @@ class PytreeMeta(abc.ABCMeta):
             Raises:
                 ValueError: a plain list or dict among its static attributes was filled with data after it was assigned.
             """
-            new = super().__call__(*args, **kwargs)
-            for value in attributes(new).values() if isinstance(new, _Slotted) else ():
+            made_object = super().__call__(*args, **kwargs)
+            for value in attributes(made_object).values() if isinstance(made_object, _Slotted) else ():
                 if type(value) in (list, dict) and value:
-                    check_pytree(new)
+                    check_pytree(made_object)
                     break
-            return new
+            return made_object
 
 
 class _Slotted:
@@ -174,11 +174,11 @@ class Pytree(_Slotted, Rendered, metaclass=PytreeMeta):
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Makes an object without attributes, at the current trace level."""
         del args, kwargs
-        new = object.__new__(cls)
-        _set_layout(new, EMPTY)
-        _set_level(new, trace_level())
-        _set_stamp(new, 0)
-        return new
+        empty = object.__new__(cls)
+        _set_layout(empty, EMPTY)
+        _set_level(empty, trace_level())
+        _set_stamp(empty, 0)
+        return empty
 
     def __init_subclass__(cls, *, pytree: bool | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -230,10 +230,10 @@ class Pytree(_Slotted, Rendered, metaclass=PytreeMeta):
             object.__setattr__(self, name, value)
             return True
         value, explicit = marked_value(value)
-        new = self._status_for(name, value, status, explicit)
+        new_status = self._status_for(name, value, status, explicit)
         attributes(self)[name] = value
-        if new is not status:
-            _set_layout(self, layout.having(name, new))
+        if new_status is not status:
+            _set_layout(self, layout.having(name, new_status))
         EPOCH.value = number = next_number()
         _set_stamp(self, number)
         return True
@@ -248,18 +248,18 @@ class Pytree(_Slotted, Rendered, metaclass=PytreeMeta):
         if not self._is_pytree:  # the walk looks into every attribute
             return True if explicit is None else explicit
         check_no_marks_inside(self, name, value)
-        new = status if explicit is None else explicit
-        if new is None:
-            new = self._declared.get(name)
+        new_status = status if explicit is None else explicit
+        if new_status is None:
+            new_status = self._declared.get(name)
         kind = kind_of(value)
-        if new is None:
-            new = is_data(value)
-        if not new and (kind != CONTAINER or value) and (data_inside := has_data(value)):
+        if new_status is None:
+            new_status = is_data(value)
+        if not new_status and (kind != CONTAINER or value) and (data_inside := has_data(value)):
             was_static = status is False
             raise static_holds_data(
                 self, name, value, data_inside, explicit=explicit is not None, was_static=was_static
             )
-        return new
+        return new_status
 
     def __delattr__(self, name: str) -> None:
         if self._level is not trace_level():
@@ -288,19 +288,19 @@ class Pytree(_Slotted, Rendered, metaclass=PytreeMeta):
 
     def _resynchronised(self) -> Layout:
         """The layout after a write to `vars(self)`: new names are static."""
-        old = self._layout.status
-        layout = layout_of({name: old.get(name, not self._is_pytree) for name in attributes(self)})
+        old_statuses = self._layout.status
+        layout = layout_of({name: old_statuses.get(name, not self._is_pytree) for name in attributes(self)})
         _set_layout(self, layout)
         return layout
 
     @classmethod
     def _blank(cls, layout: Layout, level: Any) -> Self:
         """Makes an object at a trace level without `__init__`; `_fill` sets its attributes."""
-        new = object.__new__(cls)
-        _set_layout(new, layout)
-        _set_level(new, level)
-        _set_stamp(new, 0)
-        return new
+        blank = object.__new__(cls)
+        _set_layout(blank, layout)
+        _set_level(blank, level)
+        _set_stamp(blank, 0)
+        return blank
 
     def _fill(self, layout: Layout, data: Any, static: Any) -> None:
         """Sets all attributes, in the order of their names."""
@@ -319,12 +319,12 @@ class Pytree(_Slotted, Rendered, metaclass=PytreeMeta):
     @classmethod
     def _assemble(cls, layout: Layout, data: Any, static: Any) -> Self:
         """Makes an object with these attributes, without `__init__`."""
-        new = cls._blank(layout, trace_level())
+        assembled = cls._blank(layout, trace_level())
         if cls._only_attributes:  # in JAX's order, as in Flax
-            attributes(new).update(zip(layout.data_then_static, (*data, *static)))
+            attributes(assembled).update(zip(layout.data_then_static, (*data, *static)))
         else:
-            new._fill(layout, data, static)
-        return new
+            assembled._fill(layout, data, static)
+        return assembled
 
     def _get_child(self, key: Any) -> Any:
         """The child at a key of a state; `KeyError` or `IndexError` if there is none."""
@@ -353,9 +353,9 @@ class Pytree(_Slotted, Rendered, metaclass=PytreeMeta):
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         memo = {} if memo is None else memo
         layout, data, static = self._structure()
-        memo[id(self)] = new = type(self)._blank(layout, trace_level())
-        new._fill(layout, copy_module.deepcopy(data, memo), copy_module.deepcopy(static, memo))
-        return new
+        memo[id(self)] = copied = type(self)._blank(layout, trace_level())
+        copied._fill(layout, copy_module.deepcopy(data, memo), copy_module.deepcopy(static, memo))
+        return copied
 
     def __reduce__(self) -> Any:
         return _unpickle_empty, (type(self),), self.__getstate__()
@@ -399,11 +399,11 @@ declare_node_type(Pytree)
 def _sizes_by_type(node: Pytree) -> str:
     """Sizes of the Variables in a node by type: `BatchStat: 2 (8 B), Param: 6 (24 B), Total: 8 (32 B)`."""
     totals: dict[str, tuple[int, int]] = {}
-    seen: set[int] = set()
+    counted: set[int] = set()
     for leaf in jax.tree.leaves(list(_data_below(node)), is_leaf=lambda x: isinstance(x, Variable)):
-        if not isinstance(leaf, Variable) or id(leaf) in seen:
+        if not isinstance(leaf, Variable) or id(leaf) in counted:
             continue
-        seen.add(id(leaf))
+        counted.add(id(leaf))
         size, n_bytes = size_and_bytes(leaf.get_raw_value())
         if size:
             before = totals.get(type(leaf).__name__, (0, 0))
@@ -477,10 +477,10 @@ def _origin_for_copies(node: Pytree) -> Origin | None:
 def _register(cls: type[Pytree]) -> None:
     def unflatten(structure: StaticPart, data: Any) -> Pytree:
         layout, static, origin = structure
-        new = cls._assemble(layout, data, static)
+        rebuilt = cls._assemble(layout, data, static)
         if origin is not None:
-            set_origin(new, origin)
-        return new
+            set_origin(rebuilt, origin)
+        return rebuilt
 
     jax.tree_util.register_pytree_with_keys(cls, _flatten_with_keys, unflatten, _flatten)
 

@@ -38,11 +38,11 @@ Values = dict[type, dict[Key, Any]]
 class ModuleRecording(Recording):
     """Records values that were sown as one of the given types."""
 
-    def __init__(self, types: tuple[type, ...], given: Values, *, grads: bool, depth: int) -> None:
+    def __init__(self, types: tuple[type, ...], initial: Values, *, grads: bool, depth: int) -> None:
         super().__init__((), grads=grads, depth=depth)
         self.key = (self.key, types)
         self.types = types
-        self.given = given
+        self.given = initial
 
     def so_far(self) -> Values:
         """What was recorded so far."""
@@ -145,7 +145,7 @@ def perturbed_to_zeros(call: Call, tag: Sown) -> Any:
 
 
 def collected(
-    calls: list[Call], types: tuple[type, ...], given: Values, value_of: Callable[[Call, Sown], Any]
+    calls: list[Call], types: tuple[type, ...], initial: Values, value_of: Callable[[Call, Sown], Any]
 ) -> Values:
     """What was recorded, by type, Module and name; in program order."""
     values_by_type: Values = {t: {} for t in types}
@@ -157,7 +157,7 @@ def collected(
         value = value_of(call, tag)
         key = _key(item.path, tag)
         values = values_by_type[tag.type]
-        before = values.get(key, given.get(tag.type, {}).get(key))
+        before = values.get(key, initial.get(tag.type, {}).get(key))
         if tag.perturbs and value_of is perturbed_to_zeros:
             values[key] = value if before is None else before
         else:

@@ -160,13 +160,13 @@ def _rows(
     finally:
         _log.reset(token)
     rows = []
-    known = set()
+    shown_calls = set()
     for path, name, cls, inputs, outputs in log:
         row = CallInfo(path, cls, inputs, outputs, name)
         key = (row.place, _inputs(inputs))
-        if key in known:
+        if key in shown_calls:
             continue
-        known.add(key)
+        shown_calls.add(key)
         if flops or vjp_flops:
             row = _with_flops(row, originals.get(path), flops, vjp_flops)
         rows.append(row)
@@ -301,7 +301,9 @@ def _lines(tree: Any) -> list[str]:
         return _entries(tree) or ["{}"]
     if isinstance(tree, (list, tuple)):
         items = [_lines(item) for item in tree]
-        return [line for first, *rest in items for line in (f"- {first}", *(f"  {r}" for r in rest))] or ["[]"]
+        return [line for first, *more_lines in items for line in (f"- {first}", *(f"  {r}" for r in more_lines))] or [
+            "[]"
+        ]
     if isinstance(tree, (Pytree, Variable)):
         return [f"{type(tree).__name__}(...)"]
     return [str(tree)]

@@ -100,8 +100,8 @@ def split_rngs(
     def replacement(path: tuple[AnyType, ...], stream: RngStream) -> RngStream | None:
         if not matches(path, stream):
             return None
-        new = stream.split(splits)
-        return RngStream(new.key.get_value()[0], tag=new.tag) if squeeze else new
+        split_stream = stream.split(splits)
+        return RngStream(split_stream.key.get_value()[0], tag=split_stream.tag) if squeeze else split_stream
 
     return _replace_streams("split_rngs", node, replacement, graph, graph_updates)
 
@@ -179,8 +179,8 @@ def _copy(node: AnyType, replacement: Callable[..., RngStream | None], graph: bo
     def replaced(path: tuple[AnyType, ...], value: AnyType) -> AnyType:
         if not isinstance(value, RngStream):
             return value
-        new = replacement(path, value)
-        return value if new is None else new
+        new_stream = replacement(path, value)
+        return value if new_stream is None else new_stream
 
     return recursive_map(replaced, node, graph=graph)
 
@@ -188,11 +188,11 @@ def _copy(node: AnyType, replacement: Callable[..., RngStream | None], graph: bo
 def _in_place(verb: str, node: AnyType, replacement: Callable[..., RngStream | None]) -> SplitBackups:
     backups = []
     for path, stream in _streams(node, graph=True, verb=verb):
-        new = replacement(path, stream)
-        if new is not None:
+        new_stream = replacement(path, stream)
+        if new_stream is not None:
             backups.append((stream, stream.key.get_value(), stream.count.get_value()))
-            stream.key.set_value(new.key.get_value())
-            stream.count.set_value(new.count.get_value())
+            stream.key.set_value(new_stream.key.get_value())
+            stream.count.set_value(new_stream.count.get_value())
     return SplitBackups(backups)
 
 

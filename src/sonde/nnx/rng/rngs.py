@@ -253,11 +253,11 @@ class Rngs(_KeySource):
 
     def _replaced(self, shapes: ShapeByFilter, how: str, *, otherwise: Callable[[RngStream], RngStream]) -> Rngs:
         shape_of = shape_by_stream(shapes)
-        new = Rngs()
+        new_rngs = Rngs()
         for name, stream in attributes(self).items():
             shape = shape_of((name,), stream)
-            setattr(new, name, otherwise(stream) if shape is None else getattr(stream, how)(shape))
-        return new
+            setattr(new_rngs, name, otherwise(stream) if shape is None else getattr(stream, how)(shape))
+        return new_rngs
 
 
 def _kept(stream: RngStream) -> RngStream:

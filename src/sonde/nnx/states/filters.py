@@ -63,8 +63,8 @@ def filters_to_predicates(filters: Sequence[Filter]) -> tuple[Predicate, ...]:
         ValueError: a filter that matches everything comes before another one, which could then match nothing.
     """
     for i, filter in enumerate(filters):
-        rest = filters[i + 1 :]
-        if (filter is Ellipsis or filter is True) and any(f is not Ellipsis and f is not True for f in rest):
+        later_filters = filters[i + 1 :]
+        if (filter is Ellipsis or filter is True) and any(f is not Ellipsis and f is not True for f in later_filters):
             raise ValueError(
                 f"filter {i} of {len(filters)} is {filter}, which takes everything, so the filters after it would "
                 "never match: move `...` or True to the end."

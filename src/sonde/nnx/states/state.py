@@ -47,10 +47,10 @@ class FlatState(Rendered, Sequence[tuple[PathParts, V]], Generic[V]):
     @staticmethod
     def from_sorted_keys_values(keys: tuple[PathParts, ...], values: list[Any], /) -> FlatState[Any]:
         """A FlatState of paths that are sorted already."""
-        new = object.__new__(FlatState)
-        new._paths = tuple(keys)
-        new._leaves = values
-        return new
+        flat = object.__new__(FlatState)
+        flat._paths = tuple(keys)
+        flat._leaves = values
+        return flat
 
     @property
     def paths(self) -> tuple[PathParts, ...]:
@@ -307,13 +307,13 @@ def group_flat(flat: Iterable[tuple[PathParts, Any]], predicates: Sequence[Any])
     """One flat state per predicate, and what no predicate matches as the last."""
     groups: list[tuple[list[PathParts], list[Any]]] = [([], []) for _ in range(len(predicates) + 1)]
     for path, value in flat:
-        which = 0
+        group_index = 0
         for predicate in predicates:
             if predicate(path, value):
                 break
-            which += 1
-        groups[which][0].append(path)
-        groups[which][1].append(value)
+            group_index += 1
+        groups[group_index][0].append(path)
+        groups[group_index][1].append(value)
     return tuple(FlatState.from_sorted_keys_values(tuple(paths), values) for paths, values in groups)
 
 
@@ -323,12 +323,13 @@ def split_flat(flat: Iterable[tuple[PathParts, Any]], filters: Sequence[Filter])
     Raises:
         ValueError: a leaf is matched by no filter.
     """
-    *groups, rest = group_flat(flat, filters_to_predicates(filters))
-    if len(rest):
-        first_leaves = ", ".join(f"{'/'.join(map(str, path))} ({type(leaf).__name__})" for path, leaf in rest[:10])
+    *groups, unmatched = group_flat(flat, filters_to_predicates(filters))
+    if len(unmatched):
+        first_leaves = ", ".join(f"{'/'.join(map(str, path))} ({type(leaf).__name__})" for path, leaf in unmatched[:10])
         raise ValueError(
-            f"{len(rest)} leaves are matched by no filter: {first_leaves}{', ...' if len(rest) > 10 else ''}. Add a "
-            "filter for them, or `...` at the end to take whatever is left."
+            f"{len(unmatched)} leaves are matched by no filter: {first_leaves}"
+            f"{', ...' if len(unmatched) > 10 else ''}. Add a filter for them, or `...` at the end to take "
+            "whatever is left."
         )
     return tuple(groups)
 
@@ -384,8 +385,8 @@ def merge_state(state: Mapping[Any, Any], /, *states: Mapping[Any, Any], cls: Ca
     if not states:
         return state if isinstance(state, State) and cls is State else _wrap(_nested(state), cls)
     out = _nested(state)
-    for other in states:
-        _merge_into(out, _nested(other), ())
+    for later_state in states:
+        _merge_into(out, _nested(later_state), ())
     return _wrap(out, cls)
 
 
@@ -399,8 +400,8 @@ def _nested(state: Mapping[Any, Any]) -> dict[Any, Any]:
 
 def _merge_into(target: dict[Any, Any], source: dict[Any, Any], path: PathParts) -> None:
     for key, value in source.items():
-        old = target.get(key)
-        if key in target and (type(old) is dict) != (type(value) is dict):
+        existing = target.get(key)
+        if key in target and (type(existing) is dict) != (type(value) is dict):
             raise ValueError(
                 f"Cannot merge states: {'/'.join(map(str, (*path, key)))} is a leaf in one and has entries in another."
             )
@@ -473,15 +474,15 @@ def replace_by_pure_dict(
         ValueError: the dicts have a path that the state does not. Nothing is changed then.
     """
     replace = replace_fn or _replaced
-    known = {tuple(map(str, path)): (path, leaf) for path, leaf in to_flat_state(state)}
+    leaves_by_text = {tuple(map(str, path)): (path, leaf) for path, leaf in to_flat_state(state)}
     replacements = []
     for path, value in traversals.flatten_mapping(pure_dict).items():
-        if tuple(map(str, path)) not in known:
+        if tuple(map(str, path)) not in leaves_by_text:
             raise ValueError(
-                f"the state has no leaf at {'/'.join(map(str, path))}, which pure_dict has. It has {len(known)} "
-                f"leaves, such as {', '.join('/'.join(p) for p in list(known)[:5])}."
+                f"the state has no leaf at {'/'.join(map(str, path))}, which pure_dict has. It has "
+                f"{len(leaves_by_text)} leaves, such as {', '.join('/'.join(p) for p in list(leaves_by_text)[:5])}."
             )
-        replacements.append((*known[tuple(map(str, path))], value))
+        replacements.append((*leaves_by_text[tuple(map(str, path))], value))
     for path, leaf, value in replacements:
         node: Any = state
         for key in path[:-1]:

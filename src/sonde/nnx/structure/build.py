@@ -13,7 +13,7 @@ from sonde._jax import trace_level
 from sonde.nnx.modules.pytree import _set_dict, _set_layout, _set_level, _set_stamp
 from sonde.nnx.states import traversals
 from sonde.nnx.states.state import FlatState, State
-from sonde.nnx.structure.definitions import REFERENCE, Path, count_leaves, unflatten_once
+from sonde.nnx.structure.definitions import REFERENCE, Path, children_of, count_leaves, unflatten_once
 from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, OTHER, VARIABLE
 from sonde.nnx.variable.variable import Variable
 
@@ -166,13 +166,13 @@ class _Builder:
         if tag == NODE:
             _, cls, index, layout, static, children, _, _ = d
             known[index] = node = cls._blank(layout, self.level)
-            data, others = [], []
+            data, static_values = [], []
             for name, is_data, i in layout.turns:
                 if is_data:
                     data.append(self.make_and_finish(children[i], (*path, name), finish))
                 else:  # in a tree, `finish` does not see static attributes
-                    others.append(static[i] if index is None else finish((*path, name), static[i]))
-            node._fill(layout, data, others)
+                    static_values.append(static[i] if index is None else finish((*path, name), static[i]))
+            node._fill(layout, data, static_values)
             known[index] = node = finish(path, node)
             return node
         if tag == CONTAINER:
@@ -213,10 +213,10 @@ def restore(d: Any, leaves: Iterator[Any], known: dict[Any, Any], outer: Mapping
     if d[0] != NODE:
         return d[1]
     node = outer.get(d[2])
-    known[d[2]] = new = d[1]._blank(d[3], trace_level()) if node is None else node
+    known[d[2]] = target = d[1]._blank(d[3], trace_level()) if node is None else node
     data = [restore(child, leaves, known, outer) for child in d[5]]
-    new._become(d[3], data, d[4])
-    return new
+    target._become(d[3], data, d[4])
+    return target
 
 
 def _plain_mapping(state: Any, entries: int) -> Any:
@@ -258,7 +258,7 @@ def collect(definition: Any, state: Any) -> list[Any]:
 
 def _gather(d: Any, mapping: Any, path: Path, out: list[Any], missing: list[Path], surplus: list[Path]) -> None:
     """Sorts the leaves of a node or container into `out`, and paths that one side lacks into `missing` or `surplus`."""
-    names, children = (d[3].data, d[5]) if d[0] == NODE else (d[2], d[4])
+    names, children = children_of(d)
     if type(mapping) is not dict:
         if isinstance(mapping, State):
             mapping = mapping.raw_mapping
@@ -283,14 +283,13 @@ def _gather(d: Any, mapping: Any, path: Path, out: list[Any], missing: list[Path
 
 
 def _surplus(d: Any, mapping: Mapping[Any, Any], path: Path, surplus: list[Path]) -> None:
-    names, children = (d[3].data, d[5]) if d[0] == NODE else (d[2], d[4])
-    wanted = {
+    expected_names = {
         name
-        for name, child in zip(names, children)
+        for name, child in zip(*children_of(d))
         if child[0] in (VARIABLE, ARRAY) or (child[0] in (NODE, CONTAINER) and child[-1])
     }
     for name, value in mapping.items():
-        if name not in wanted and not (isinstance(value, Mapping) and not traversals.flatten_mapping(value)):
+        if name not in expected_names and not (isinstance(value, Mapping) and not traversals.flatten_mapping(value)):
             surplus.append((*path, name))
 
 

@@ -22,7 +22,7 @@ import jax
 from sonde._key_paths import key_of
 from sonde.nnx.states import traversals
 from sonde.nnx.states.state import State
-from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, VARIABLE
+from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
 
 REFERENCE = 5
 Path = tuple[Any, ...]
@@ -38,10 +38,27 @@ def count_leaves(definition: Any) -> int:
 
 def has_references(definition: Any) -> bool:
     """Whether some object in a definition occurs several times."""
-    tag = definition[0]
-    if tag in (NODE, CONTAINER):
-        return any(map(has_references, definition[5 if tag == NODE else 4]))
-    return tag == REFERENCE
+    if definition[0] in (NODE, CONTAINER):
+        return any(map(has_references, children_of(definition)[1]))
+    return definition[0] == REFERENCE
+
+
+def children_of(definition: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Keys and definitions of the children of a node or container."""
+    if definition[0] == NODE:
+        return definition[3].data, definition[5]
+    return definition[2], definition[4]
+
+
+def values_below(value: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Keys and values of what is right below a node (its data) or a container; nothing is below anything else."""
+    kind = kind_of(value)
+    if kind == NODE:
+        layout, data, _ = value._structure()
+        return layout.data, data
+    if kind == CONTAINER and value is not None:
+        return flatten_once(value)[:2]
+    return (), ()
 
 
 @jax.tree_util.register_pytree_with_keys_class

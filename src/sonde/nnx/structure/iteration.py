@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from sonde.nnx.states.filters import Filter, PathParts, to_predicate
-from sonde.nnx.structure.definitions import flatten_once
+from sonde.nnx.structure.definitions import values_below
 from sonde.nnx.structure.mode import resolve
-from sonde.nnx.structure.value_kinds import CONTAINER, NODE, VARIABLE, kind_of
+from sonde.nnx.structure.value_kinds import CONTAINER, NODE, is_object, kind_of
 from sonde.nnx.structure.walk import not_a_tree, walk
 
 
@@ -47,17 +47,12 @@ def iter_children(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[
         ['w']
     """
     kind = kind_of(node)
-    if kind == NODE:
-        if not (node._is_pytree or resolve(graph)):
-            raise not_a_tree(node, (), "iter_children")
-        layout, values, _ = node._structure()
-        names: Any = layout.data
-    elif kind == CONTAINER and node is not None:
-        names, values, _ = flatten_once(node)
-    else:
+    if kind not in (NODE, CONTAINER) or node is None:
         raise TypeError(f"iter_children takes a node or a container, got {type(node).__name__}.")
-    for name, value in zip(names, values):
-        if kind_of(value) in (NODE, VARIABLE):
+    if kind == NODE and not (node._is_pytree or resolve(graph)):
+        raise not_a_tree(node, (), "iter_children")
+    for name, value in zip(*values_below(node)):
+        if is_object(value):
             yield name, value
 
 
@@ -79,20 +74,13 @@ def find_duplicates(node: Any, /, *, only: Filter = ...) -> list[list[PathParts]
     opened: set[int] = set()
 
     def look(value: Any, path: PathParts) -> None:
-        kind = kind_of(value)
-        if kind in (NODE, VARIABLE):
+        if is_object(value):
             if matches(path, value):
                 paths_of.setdefault(id(value), []).append(path)
-            if kind == VARIABLE or id(value) in opened:
+            if id(value) in opened:
                 return
             opened.add(id(value))
-            layout, children, _ = value._structure()
-            names: Any = layout.data
-        elif kind == CONTAINER and value is not None:
-            names, children, _ = flatten_once(value)
-        else:
-            return
-        for name, child in zip(names, children):
+        for name, child in zip(*values_below(value)):
             look(child, (*path, name))
 
     look(node, ())

@@ -134,14 +134,14 @@ def to_tree(
         >>> jax.tree.leaves(nnx.to_tree((model, model, 2.0)))
         [1.0, 2.0]
     """
-    found, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_object)
-    prefixes = _spread(prefix, tree, is_object) if prefix is not _MISSING else [prefix] * len(found)
+    paths_and_leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_object)
+    prefixes = _spread(prefix, tree, is_object) if prefix is not _MISSING else [prefix] * len(paths_and_leaves)
     if prefix is not _MISSING and check_aliasing:
-        _check_aliasing(found, prefixes)
+        _check_aliasing(paths_and_leaves, prefixes)
     with split_context(ctxtag) as context:
         made = [
             split_fn(context, path, p, x) if map_non_graph_nodes or is_object(x) else x
-            for (path, x), p in zip(found, prefixes)
+            for (path, x), p in zip(paths_and_leaves, prefixes)
         ]
     return structure.unflatten(made)
 
@@ -175,12 +175,12 @@ def from_tree(
     """
     if ctxtag is not None and is_inner is None:
         raise ValueError(f"from_tree(ctxtag={ctxtag!r}) needs is_inner: True inside the transform, False outside.")
-    found, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
-    prefixes = _spread(prefix, tree, is_leaf) if prefix is not _MISSING else [prefix] * len(found)
+    paths_and_leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    prefixes = _spread(prefix, tree, is_leaf) if prefix is not _MISSING else [prefix] * len(paths_and_leaves)
     with merge_context(ctxtag, None if ctxtag is None else is_inner) as context:
         made = [
             merge_fn(context, path, p, x) if map_non_graph_nodes or is_node_leaf(x) else x
-            for (path, x), p in zip(found, prefixes)
+            for (path, x), p in zip(paths_and_leaves, prefixes)
         ]
     return structure.unflatten(made)
 
@@ -189,21 +189,21 @@ def _spread(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> list[Any]
     """The value of a prefix for every leaf; None is a value."""
     values: list[Any] = []
 
-    def below(value: Any, part: Any) -> None:
+    def give_to_part(value: Any, part: Any) -> None:
         values.extend([value] * len(jax.tree.leaves(part, is_leaf=is_leaf)))
 
-    jax.tree.map(below, prefix, tree, is_leaf=lambda p: p is None or hasattr(p, "map_prefix"))
+    jax.tree.map(give_to_part, prefix, tree, is_leaf=lambda p: p is None or hasattr(p, "map_prefix"))
     return values
 
 
-def _check_aliasing(found: Iterable[tuple[Any, Any]], prefixes: Iterable[Any]) -> None:
+def _check_aliasing(paths_and_leaves: Iterable[tuple[Any, Any]], prefixes: Iterable[Any]) -> None:
     first_prefixes: dict[int, tuple[Any, str]] = {}
-    kept = []  # keeps the Variables alive while their ids are in use
-    for (path, value), prefix in zip(found, prefixes):
+    walks = []  # keeps the Variables alive while their ids are in use
+    for (path, value), prefix in zip(paths_and_leaves, prefixes):
         if not is_object(value):
             continue
         walked = walk(value, graph=True, verb="to_tree")
-        kept.append(walked)
+        walks.append(walked)
         for below, leaf in walked.flat():
             if not isinstance(leaf, Variable):
                 continue

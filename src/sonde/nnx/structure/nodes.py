@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from sonde.nnx.structure.definitions import REFERENCE
+from sonde.nnx.structure.definitions import REFERENCE, children_of
 from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, OTHER, VARIABLE
 
 
@@ -86,8 +86,7 @@ def _leaf_paths(d: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     if d[0] in (VARIABLE, ARRAY):
         yield path
     elif d[0] in (NODE, CONTAINER):
-        names, children = (d[3].data, d[5]) if d[0] == NODE else (d[2], d[4])
-        for name, child in zip(names, children):
+        for name, child in zip(*children_of(d)):
             yield from _leaf_paths(child, (*path, name))
 
 
@@ -100,5 +99,5 @@ def _gather(d: Any, found: list[Any]) -> None:
         found.append(ArrayAttr())
     elif d[0] != OTHER:
         found.append(NodeDef(d[1], d[2] if d[0] == NODE else None))
-        for child in d[5] if d[0] == NODE else d[4]:
+        for child in children_of(d)[1]:
             _gather(child, found)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sonde.nnx.states import traversals
 from sonde.nnx.states.filters import Filter, PathParts, to_predicate
 from sonde.nnx.states.state import group_flat, states_of
-from sonde.nnx.structure.definitions import flatten_once
+from sonde.nnx.structure.definitions import values_below
 from sonde.nnx.structure.update import can_set_child
 from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
 
@@ -64,19 +64,15 @@ def _poppable(
         if id(node) in met:
             return
         met.add(id(node))
-        layout, children, _ = node._structure()
-        keys: Iterable[Any] = layout.data
-    else:
-        keys, children, _ = flatten_once(node)
-    for key, child in zip(keys, children):
-        kind, below = kind_of(child), (*path, key)
-        if kind in (NODE, CONTAINER) and child is not None:
-            yield from _poppable(child, below, matches, met, owners)
-        elif kind in (VARIABLE, ARRAY) and id(child) not in met and matches(below, child):
+    for key, child in zip(*values_below(node)):
+        kind, child_path = kind_of(child), (*path, key)
+        if kind in (NODE, CONTAINER):
+            yield from _poppable(child, child_path, matches, met, owners)
+        elif kind in (VARIABLE, ARRAY) and id(child) not in met and matches(child_path, child):
             if kind == VARIABLE:
                 met.add(id(child))
             owners.append((node, key))
-            yield below, child
+            yield child_path, child
 
 
 def _delete_child(node: Any, key: Any) -> None:

@@ -230,7 +230,7 @@ def unpack(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
         One GraphState for zero or one filter, else a tuple.
     """
     graphdef, *states = split(node, *filters, graph=graph)
-    made = tuple(GraphState(graphdef, one) for one in states)
+    made = tuple(GraphState(graphdef, state) for state in states)
     return made[0] if len(made) == 1 else made
 
 
@@ -341,9 +341,9 @@ def merge(graphdef_or_graphstate: Any, /, *states: Any, copy: bool = False, recr
         raise TypeError("merge takes at least one State after the GraphDef.")
     states = tuple(map(state_in, states))
     if graphdef.definition[0] in (VARIABLE, ARRAY):
-        one = lone_leaf(states)
+        merged = lone_leaf(states)
     elif len(states) == 1:
-        one = states[0]
+        merged = states[0]
     else:
         n_given = sum(len(traversals.flatten_mapping(s)) if isinstance(s, Mapping) else len(s) for s in states)
         if n_given != graphdef.num_leaves:
@@ -352,8 +352,8 @@ def merge(graphdef_or_graphstate: Any, /, *states: Any, copy: bool = False, recr
                 f"nnx.merge: the graphdef has {graphdef.num_leaves} leaves, but {n_given} were given, some of "
                 "them twice."
             )
-        one = merge_state(*states)
-    return unflatten(graphdef, one, copy_variables=copy, recreate_variables=recreate_variables)
+        merged = merge_state(*states)
+    return unflatten(graphdef, merged, copy_variables=copy, recreate_variables=recreate_variables)
 
 
 # ------------------------------------------------------------------------------------------ calling methods

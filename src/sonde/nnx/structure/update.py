@@ -9,7 +9,7 @@ from sonde._jax import trace_level
 from sonde.nnx.modules.pytree import attributes
 from sonde.nnx.states.filters import Filter, PathParts
 from sonde.nnx.states.state import FlatState, State, merge_state, select_flat
-from sonde.nnx.structure.definitions import flatten_once, show_path
+from sonde.nnx.structure.definitions import show_path, values_below
 from sonde.nnx.structure.split_merge import lone_leaf, state_in
 from sonde.nnx.structure.value_kinds import CONTAINER, NODE, kind_of
 from sonde.nnx.structure.walk import walk
@@ -100,8 +100,7 @@ def _children(node: Any, path: PathParts) -> Mapping[Any, Any]:
         layout, data, static = node._structure()
         return dict(zip(layout.data_then_static, (*data, *static)))
     if kind == CONTAINER and node is not None:
-        keys, children, _ = flatten_once(node)
-        return dict(zip(keys, children))
+        return dict(zip(*values_below(node)))
     raise ValueError(f"Cannot look into {show_path(path)}: a {type(node).__name__} has no entries.")
 
 

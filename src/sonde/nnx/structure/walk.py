@@ -16,7 +16,7 @@ from typing import Any
 
 from sonde.nnx.states import traversals
 from sonde.nnx.states.state import State
-from sonde.nnx.structure.definitions import REFERENCE, Path, flatten_once, show_path
+from sonde.nnx.structure.definitions import REFERENCE, Path, flatten_once, show_path, values_below
 from sonde.nnx.structure.epoch import EPOCH
 from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, KIND, NODE, OTHER, VARIABLE, kind_of
 from sonde.nnx.variable.array_references import is_reference
@@ -190,8 +190,8 @@ class _Walker:
             children = []
             for name, child in zip(layout.data, data):
                 # Most children are Variables: visit them directly, without `visit`.
-                known = KIND.get(type(child)) == VARIABLE and self.everything is None
-                children.append((self.visit_variable if known else visit)(child, (*path, name)))
+                is_variable = KIND.get(type(child)) == VARIABLE and self.everything is None
+                children.append((self.visit_variable if is_variable else visit)(child, (*path, name)))
         if not self.graph:
             self.entered.discard(key)
         self.found.nodes.append((path, value))
@@ -271,24 +271,16 @@ def paths_of(root: Any, target: Any) -> list[Path]:
     return paths
 
 
-def _look_for(target: Any, value: Any, path: Path, found: list[Path], entered: set[int]) -> None:
+def _look_for(target: Any, value: Any, path: Path, paths: list[Path], entered: set[int]) -> None:
     if value is target:
-        found.append(path)
-        if len(found) > 1 or id(value) in entered:
+        paths.append(path)
+        if len(paths) > 1 or id(value) in entered:
             return
-    kind = kind_of(value)
-    if id(value) in entered or value is None:
-        return
-    if kind == NODE:
-        layout, data, _ = value._structure()
-        keys, children = layout.data, data
-    elif kind == CONTAINER:
-        keys, children, _ = flatten_once(value)
-    else:
+    if id(value) in entered:
         return
     entered.add(id(value))
-    for key, child in zip(keys, children):
-        _look_for(target, child, (*path, key), found, entered)
+    for key, child in zip(*values_below(value)):
+        _look_for(target, child, (*path, key), paths, entered)
     entered.discard(id(value))
 
 
@@ -304,9 +296,9 @@ def alias_error(root: Any, target: Any, verb: str) -> ValueError:
     """The error for an object met twice in tree mode."""
     paths = paths_of(root, target)
     places = "\n".join(f"  - {show_path(path)}" for path in paths[:2])
-    what = f"{type(target).__name__}"
+    kind_name = f"{type(target).__name__}"
     return ValueError(
-        f"Duplicate {what} found at paths:\n\n{places}\n\nnnx.{verb} was asked to treat its input as a tree "
+        f"Duplicate {kind_name} found at paths:\n\n{places}\n\nnnx.{verb} was asked to treat its input as a tree "
         f"(graph=False), but a tree has no shared references. Either make the second one a copy, or pass graph=True: "
         f"nnx.{verb}(..., graph=True)."
     )

@@ -58,16 +58,16 @@ class EMA(Pytree):
         Raises:
             ValueError: it lacks a Variable that is averaged.
         """
-        new = dict(to_flat_state(split_merge.state(updates, self.filter, graph=self.graph)))
+        new_leaves = dict(to_flat_state(split_merge.state(updates, self.filter, graph=self.graph)))
         for path, average in to_flat_state(self.params):
-            if path not in new:
+            if path not in new_leaves:
                 raise ValueError(
                     f"EMA.update was given no Variable at {'/'.join(map(str, path))}, which it averages; it was given "
-                    f"{', '.join('/'.join(map(str, p)) for p in list(new)[:5]) or 'none'}."
+                    f"{', '.join('/'.join(map(str, p)) for p in list(new_leaves)[:5]) or 'none'}."
                 )
-            old = average.get_value()
-            value = new[path].get_value() if isinstance(new[path], Variable) else new[path]
-            average.set_value(jnp.asarray(self.decay * old + (1 - self.decay) * value, old.dtype))
+            old_average = average.get_value()
+            value = new_leaves[path].get_value() if isinstance(new_leaves[path], Variable) else new_leaves[path]
+            average.set_value(jnp.asarray(self.decay * old_average + (1 - self.decay) * value, old_average.dtype))
 
     def apply_to(self, model: A) -> A:
         """A new model like the given one, with the averages in place of its Variables.

@@ -123,10 +123,10 @@ class Optimizer(Pytree, Generic[M]):
         grads = _checked_gradients(grads, params, self.wrt)
         # a Variable may hold a value without leaves, for example where optax.masked leaves out a parameter
         remembered, form = jax.tree.flatten(self.opt_state, is_leaf=_is_variable)
-        old = form.unflatten([variable.get_value() for variable in remembered])
-        updates, new = self.tx.update(grads, old, params, **pure(kwargs))
+        old_state = form.unflatten([variable.get_value() for variable in remembered])
+        updates, new_state = self.tx.update(grads, old_state, params, **pure(kwargs))
         update(model, optax.apply_updates(params, updates))
-        for variable, value in zip(remembered, form.flatten_up_to(new)):
+        for variable, value in zip(remembered, form.flatten_up_to(new_state)):
             variable.set_value(value)
         self.step.set_value(self.step.get_value() + 1)
         return updates

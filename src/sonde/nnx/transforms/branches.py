@@ -85,7 +85,7 @@ def _agreed(taken: Taken, branches: dict[str, Callable[..., Any]]) -> list[Calla
     """Pure functions that all return the output and the Variables that any of them changes."""
     # jit caches the traces, so each of the user's functions runs once
     traced = [jax.jit(taken.pure(f), inline=True) for f in branches.values()]
-    shapes = [jax.eval_shape(one, taken.values) for one in traced]
+    shapes = [jax.eval_shape(branch, taken.values) for branch in traced]
     outcomes = [outcome for _, outcome in shapes]
     first_name, *names = branches
     for name, outcome, shape in zip(names, outcomes[1:], shapes[1:]):
@@ -104,7 +104,7 @@ def _agreed(taken: Taken, branches: dict[str, Callable[..., Any]]) -> list[Calla
     for outcome in outcomes:
         metadata.update({i: m for i, m in zip(outcome.changed, outcome.metadata) if m is not None})
     agreed = outcomes[0].with_changes(changed, metadata)
-    return [_returning(one, agreed) for one in traced]
+    return [_returning(branch, agreed) for branch in traced]
 
 
 def _returning(branch: Callable[[list[Any]], Left], agreed: Outcome) -> Callable[[list[Any]], Left]:

@@ -44,7 +44,7 @@ def checkify(
     @named_like(f)
     def checked(*args: Any, **kwargs: Any) -> tuple[jax_checkify.Error, Any]:
         taken = take("checkify", how, args, kwargs)
-        error, left = jax_checkify.checkify(taken.pure(f), errors=errors)(taken.values)
-        return error, taken.settle(left)
+        error, outcome = jax_checkify.checkify(taken.pure(f), errors=errors)(taken.values)
+        return error, taken.settle(outcome)
 
     return checked

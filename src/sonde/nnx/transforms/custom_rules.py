@@ -148,12 +148,12 @@ class _Bound:
         structure = taken.structure
         names = {structure.names[i] for i in nondiff}
         filtered = {structure.names[i]: predicate for i, predicate in partly.items()}
-        kept = {i for i, path in enumerate(structure.paths) if path[0] in names}
+        without_cotangent = {i for i, path in enumerate(structure.paths) if path[0] in names}
         for path, below, _, i in each_leaf(structure.definition):
             if path[0] in filtered and below and not filtered[path[0]](below, taken.leaves[i]):
-                kept.add(i)
-        self._kept = sorted(kept)
-        self._diff = [i for i in range(len(taken.values)) if i not in kept]
+                without_cotangent.add(i)
+        self._kept = sorted(without_cotangent)
+        self._diff = [i for i in range(len(taken.values)) if i not in without_cotangent]
         # with graph updates, all Variables are outputs, so that the rule gets their cotangents
         self._always = [i for i, kind in enumerate(structure.kinds) if kind is not None] if self._updates else []
 
@@ -163,30 +163,30 @@ class _Bound:
         call.defvjp(self._forward, self._backward)
         return call([values[i] for i in self._diff], [values[i] for i in self._kept])
 
-    def _enter(self, diff: Sequence[Any], kept: Sequence[Any]) -> Any:
-        values = dict(zip([*self._diff, *self._kept], [*diff, *kept]))
+    def _enter(self, diff: Sequence[Any], kept_values: Sequence[Any]) -> Any:
+        values = dict(zip([*self._diff, *self._kept], [*diff, *kept_values]))
         return self._taken.enter([values[i] for i in range(len(values))])
 
-    def _pure(self, diff: list[Any], kept: list[Any]) -> Left:
-        entered = self._enter(diff, kept)
+    def _pure(self, diff: list[Any], kept_values: list[Any]) -> Left:
+        entered = self._enter(diff, kept_values)
         return entered.leave(self._fun(*entered.args), always=self._always)
 
-    def _forward(self, diff: list[Any], kept: list[Any]) -> Any:
-        entered = self._enter(diff, kept)
+    def _forward(self, diff: list[Any], kept_values: list[Any]) -> Any:
+        entered = self._enter(diff, kept_values)
         out = self._fwd(*entered.args)
         if not (isinstance(out, (tuple, list)) and len(out) == 2):
             raise TypeError("nnx.custom_vjp: the forward rule must return a pair of output and residuals.")
         walked = walk(NamedValues(("residuals",), (out[1],)), graph=True, verb="custom_vjp", numbers=True)
         residuals = ([raw(x) for x in walked.leaves], GraphDef(walked.definition))
-        left = entered.leave(out[0], always=self._always)
-        return left, (residuals, diff, kept, left[1])
+        result = entered.leave(out[0], always=self._always)
+        return result, (residuals, diff, kept_values, result[1])
 
     def _backward(self, saved: Any, cotangent: Left) -> tuple[list[Any], list[Any]]:
-        ((leaves, form), diff, kept, outcome) = saved
+        ((leaves, form), diff, kept_values, outcome) = saved
         built, news = outcome.split(cotangent[0])
-        entered = self._enter(diff, kept)
-        known = dict(entered.known)
-        out = build(outcome.definition.definition, built[outcome.n_edited :], known=known).values[0]
+        entered = self._enter(diff, kept_values)
+        objects_by_index = dict(entered.known)
+        out = build(outcome.definition.definition, built[outcome.n_edited :], known=objects_by_index).values[0]
         residuals = build(form.definition, leaves).values[0]
         nondiff_args = [entered.args[i] for i in self._nondiff]
         options: dict[str, Any] = {}
@@ -201,53 +201,53 @@ class _Bound:
     def _as_states(self, outcome: Outcome, news: Sequence[Any], out: Any, came_in: Iterable[Any]) -> tuple[Any, Any]:
         """The cotangents of the arguments' Variables and of the output, with States in place of nodes."""
         inputs = self._changes(outcome, news)
-        seen: set[int] = set()
+        state_leaves: set[int] = set()
         inputs = tuple(
-            jax.tree.map(lambda x: as_state(x, seen) if is_object(x) else None, x, is_leaf=is_object)
+            jax.tree.map(lambda x: as_state(x, state_leaves) if is_object(x) else None, x, is_leaf=is_object)
             for i, x in enumerate(inputs)
             if i not in self._nondiff
         )
-        seen |= {id(x) for x in came_in}
-        return inputs, jax.tree.map(lambda x: as_state(x, seen) if is_object(x) else x, out, is_leaf=is_object)
+        state_leaves |= {id(x) for x in came_in}
+        return inputs, jax.tree.map(lambda x: as_state(x, state_leaves) if is_object(x) else x, out, is_leaf=is_object)
 
     def _changes(self, outcome: Outcome, news: Sequence[Any]) -> tuple[Any, ...]:
         """The cotangents of changed Variables in the form of the arguments, with None elsewhere."""
         kinds: Any = self._taken.structure.kinds
-        new = dict(zip(outcome.changed, news))
-        leaves = [kinds[i][0]._make(new[i], kinds[i][1]) if i in new else None for i in range(len(kinds))]
+        new_values = dict(zip(outcome.changed, news))
+        leaves = [kinds[i][0]._make(new_values[i], kinds[i][1]) if i in new_values else None for i in range(len(kinds))]
         return self._taken.rebuild(leaves, recreate=False)
 
     def _cotangents(self, grads: Any, diff: Sequence[Any]) -> list[Any]:
         """The cotangents that the backward rule returned, one for each differentiable leaf."""
         n_args = self._taken.structure.n_args
-        wanted = [i for i in range(n_args) if i not in self._nondiff]
-        if not isinstance(grads, (tuple, list)) or len(grads) != len(wanted):
-            got = f"{len(grads)} values" if isinstance(grads, (tuple, list)) else f"a {type(grads).__name__}"
+        differentiable = [i for i in range(n_args) if i not in self._nondiff]
+        if not isinstance(grads, (tuple, list)) or len(grads) != len(differentiable):
+            returned = f"{len(grads)} values" if isinstance(grads, (tuple, list)) else f"a {type(grads).__name__}"
             raise TypeError(
-                f"nnx.custom_vjp: the backward rule must return a tuple of {len(wanted)} cotangents, one for each "
-                f"differentiable argument, got {got}."
+                f"nnx.custom_vjp: the backward rule must return a tuple of {len(differentiable)} cotangents, one for "
+                f"each differentiable argument, got {returned}."
             )
         names, paths = self._taken.structure.names, self._taken.structure.paths
         out: dict[int, Any] = {}
-        for argument, grad in zip(wanted, grads):
+        for argument, grad in zip(differentiable, grads):
             leaves = {paths[i][1:]: i for i in self._diff if paths[i][0] == names[argument]}
             if grad is None:
                 continue
             walked = walk(
                 NamedValues(("grad",), (grad,)), graph=self._taken.mode.graph, verb="custom_vjp", numbers=True
             )
-            got = {path[1:]: raw(leaf) for path, leaf in walked.flat()}
-            surplus = [path for path in got if path not in leaves]
-            missing = [path for path in leaves if path not in got]
+            grad_leaves = {path[1:]: raw(leaf) for path, leaf in walked.flat()}
+            surplus = [path for path in grad_leaves if path not in leaves]
+            missing = [path for path in leaves if path not in grad_leaves]
             if surplus or (missing and not self._updates):
                 raise TypeError(
-                    f"nnx.custom_vjp: the backward rule returned a cotangent with {len(got)} leaves for "
+                    f"nnx.custom_vjp: the backward rule returned a cotangent with {len(grad_leaves)} leaves for "
                     f"{names[argument]}, which has {len(leaves)}"
                     + "".join(f"; {show_path(path)} is not in it" for path in surplus[:1])
                     + ". The cotangent has the form of the argument; with graph updates, with a State in place of a "
                     "Module."
                 )
-            out.update({leaves[path]: value for path, value in got.items()})
+            out.update({leaves[path]: value for path, value in grad_leaves.items()})
         return [_zeros(x) if out.get(i) is None else out[i] for i, x in zip(self._diff, diff)]
 
 

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 from sonde.nnx.states import traversals
 from sonde.nnx.states.filters import Filter, Predicate, to_predicate
 from sonde.nnx.states.state import State
-from sonde.nnx.structure.definitions import NamedValues, Path, count_leaves, show_path
+from sonde.nnx.structure.definitions import NamedValues, Path, children_of, count_leaves, show_path
 from sonde.nnx.structure.value_kinds import is_object
 from sonde.nnx.structure.walk import walk
-from sonde.nnx.transforms.leaf_values import children_of, each_leaf
+from sonde.nnx.transforms.leaf_values import each_leaf
 from sonde.nnx.transforms.lifting import Taken, raw, take
 from sonde.nnx.transforms.options import MISSING, Mode, also_decorator, mode, named_like, refuse_bound_method
 from sonde.nnx.transforms.outcome import Left
@@ -133,21 +133,21 @@ def _differentiated(
     refuse_prefixes(verb, "argnums", argnums, how)
     refuse_bound_method(verb, f)
     several = not isinstance(argnums, (int, DiffState))
-    asked = [_Wanted.of(x, wrt, how) for x in (argnums if several else (argnums,))]
+    requests = [_Wanted.of(x, wrt, how) for x in (argnums if several else (argnums,))]
 
     @named_like(f)
     def differentiated(*args: Any, **kwargs: Any) -> Any:
         taken = take(verb, how, args, kwargs)
-        wanted = [one.counted(verb, len(args)) for one in asked]
-        if len({one.argnum for one in wanted}) < len(wanted):
+        targets = [request.counted(verb, len(args)) for request in requests]
+        if len({request.argnum for request in targets}) < len(targets):
             raise ValueError(f"nnx.{verb}: an argument is repeated in argnums={argnums}.")
-        chosen = _chosen(taken, wanted)
+        chosen = _chosen(taken, targets)
         if not (allow_int or holomorphic):
             _check_inexact(taken, chosen)
-        others = [i for i in range(len(taken.values)) if i not in chosen]
+        constant_leaves = [i for i in range(len(taken.values)) if i not in chosen]
 
-        def pure(diff: list[Any], rest: list[Any]) -> Any:
-            values = dict(zip(others, rest)) | dict(zip(chosen, diff))
+        def pure(diff: list[Any], constants: list[Any]) -> Any:
+            values = dict(zip(constant_leaves, constants)) | dict(zip(chosen, diff))
             entered = taken.enter([values[i] for i in range(len(values))])
             out = f(*entered.args, **entered.kwargs)
             if not has_aux:
@@ -158,9 +158,9 @@ def _differentiated(
         pure.__name__ = getattr(f, "__name__", verb)
         run = jax.value_and_grad(pure, has_aux=True, holomorphic=holomorphic, allow_int=allow_int)
         diff = [load(taken.values[i]) for i in chosen]
-        (value, left), grads = run(diff, [taken.values[i] for i in others])
-        gradients = _gradients(taken, wanted, dict(zip(chosen, grads)))
-        aux = taken.settle(left)
+        (value, outcome), grads = run(diff, [taken.values[i] for i in constant_leaves])
+        gradients = _gradients(taken, targets, dict(zip(chosen, grads)))
+        aux = taken.settle(outcome)
         result: Any = tuple(gradients) if several else gradients[0]
         if verb == "grad":
             return (result, aux) if has_aux else result
@@ -179,13 +179,13 @@ class _Wanted:
         self.predicate = predicate
 
     @classmethod
-    def of(cls, given: int | DiffState, wrt: Any, how: Mode) -> _Wanted:
+    def of(cls, argnum: int | DiffState, wrt: Any, how: Mode) -> _Wanted:
         """From an element of `argnums`."""
-        if isinstance(given, DiffState):
-            return cls(given.argnum, to_predicate(given.filter))
+        if isinstance(argnum, DiffState):
+            return cls(argnum.argnum, to_predicate(argnum.filter))
         if wrt is MISSING:
-            return cls(given, to_predicate(Param) if how.updates else None)
-        return cls(given, to_predicate(wrt))
+            return cls(argnum, to_predicate(Param) if how.updates else None)
+        return cls(argnum, to_predicate(wrt))
 
     def selects(self, below: Path, leaf: Any) -> bool:
         """Whether to differentiate with respect to a leaf; leaves outside nodes always are."""
@@ -202,27 +202,27 @@ class _Wanted:
         return _Wanted(argnum, self.predicate)
 
 
-def _chosen(taken: Taken, wanted: list[_Wanted]) -> list[int]:
+def _chosen(taken: Taken, targets: list[_Wanted]) -> list[int]:
     """The leaves to differentiate with respect to.
 
     Raises:
         ValueError: a shared leaf is chosen at one of its paths and not at another.
     """
-    by_name = {taken.structure.names[one.argnum]: one for one in wanted}
+    by_name = {taken.structure.names[target.argnum]: target for target in targets}
     chosen: dict[int, tuple[bool | None, Path]] = {}
     for path, below, _, i in each_leaf(taken.structure.definition):
-        one = by_name.get(path[0])
-        now = None if one is None else one.selects(below, taken.leaves[i])
-        before, first = chosen.setdefault(i, (now, path))
-        if before is not now:
+        target = by_name.get(path[0])
+        is_selected = None if target is None else target.selects(below, taken.leaves[i])
+        before, first = chosen.setdefault(i, (is_selected, path))
+        if before is not is_selected:
             how = {True: "differentiated", False: "filtered out", None: "not among argnums"}
             raise ValueError(
                 f"Inconsistent aliasing detected: nnx.{taken.verb} was given a {type(taken.leaves[i]).__name__} twice, "
                 f"with conflicting instructions:\n\n  - {show_path(first)}: {how[before]}\n"
-                f"  - {show_path(path)}: {how[now]}\n\nA shared Variable has one gradient: put both arguments in "
-                f"argnums, with one filter, or pass a copy, nnx.clone(...)."
+                f"  - {show_path(path)}: {how[is_selected]}\n\nA shared Variable has one gradient: put both arguments "
+                f"in argnums, with one filter, or pass a copy, nnx.clone(...)."
             )
-    return [i for i, (one, _) in sorted(chosen.items()) if one]
+    return [i for i, (target, _) in sorted(chosen.items()) if target]
 
 
 def _check_inexact(taken: Taken, chosen: list[int]) -> None:
@@ -232,10 +232,10 @@ def _check_inexact(taken: Taken, chosen: list[int]) -> None:
             if dtype is None:
                 dtype = jnp.result_type(x) if isinstance(x, (bool, int, float, complex)) else None
             if dtype is not None and not jnp.issubdtype(dtype, jnp.inexact):
-                what = f"{show_path(taken.structure.paths[i])}, a {type(taken.leaves[i]).__name__}"
+                described = f"{show_path(taken.structure.paths[i])}, a {type(taken.leaves[i]).__name__}"
                 raise TypeError(
-                    f"nnx.{taken.verb}: grad requires real- or complex-valued inputs, but {what}, is of type {dtype}. "
-                    f"Choose the Variables to differentiate with respect to, such as nnx.{taken.verb}(..., "
+                    f"nnx.{taken.verb}: grad requires real- or complex-valued inputs, but {described}, is of type "
+                    f"{dtype}. Choose the Variables to differentiate with respect to, such as nnx.{taken.verb}(..., "
                     f"wrt=nnx.Param), or pass allow_int=True."
                 )
 
@@ -243,29 +243,31 @@ def _check_inexact(taken: Taken, chosen: list[int]) -> None:
 def _pair(verb: str, out: Any) -> tuple[Any, Any]:
     if isinstance(out, (tuple, list)) and len(out) == 2:
         return out[0], out[1]
-    got = f"{len(out)} values" if isinstance(out, (tuple, list)) else f"a {type(out).__name__}"
-    raise TypeError(f"nnx.{verb}(has_aux=True) needs a function that returns (output, aux), got {got}.")
+    returned = f"{len(out)} values" if isinstance(out, (tuple, list)) else f"a {type(out).__name__}"
+    raise TypeError(f"nnx.{verb}(has_aux=True) needs a function that returns (output, aux), got {returned}.")
 
 
-def _gradients(taken: Taken, wanted: list[_Wanted], grads: dict[int, Any]) -> list[Any]:
+def _gradients(taken: Taken, targets: list[_Wanted], grads: dict[int, Any]) -> list[Any]:
     """Gradients in the form of the arguments; with a filter, States take the place of nodes."""
     whole = taken.rebuild([grads.get(i) for i in range(len(taken.leaves))])
-    seen: set[int] = set()
+    met: set[int] = set()
 
     def states(value: Any) -> Any:
-        return as_state(value, seen) if is_object(value) else value
+        return as_state(value, met) if is_object(value) else value
 
     return [
-        whole[one.argnum] if one.predicate is None else jax.tree.map(states, whole[one.argnum], is_leaf=is_object)
-        for one in wanted
+        whole[target.argnum]
+        if target.predicate is None
+        else jax.tree.map(states, whole[target.argnum], is_leaf=is_object)
+        for target in targets
     ]
 
 
-def as_state(value: Any, seen: set[int]) -> Any:
+def as_state(value: Any, met: set[int]) -> Any:
     """The gradients below an object, as a State; parts without a gradient, or met before, are left out."""
     walked = walk(value, graph=True, verb="grad", numbers=True)
-    flat = [(p, leaf) for p, leaf in walked.flat() if raw(leaf) is not None and id(leaf) not in seen]
-    seen.update(id(leaf) for _, leaf in flat)
+    flat = [(p, leaf) for p, leaf in walked.flat() if raw(leaf) is not None and id(leaf) not in met]
+    met.update(id(leaf) for _, leaf in flat)
     if isinstance(value, Variable) and flat:
         return value
     return State(traversals.unflatten_mapping(flat), _copy=False)
@@ -309,9 +311,9 @@ def vjp(
     taken = take("vjp", how, primals, label="primals")
 
     pure = _split_output("vjp", f, taken, has_aux)
-    diff, pull_flat, ((rest,), outcome) = jax.vjp(pure, *taken.values, has_aux=True)
+    diff, pull_flat, ((not_differentiated,), outcome) = jax.vjp(pure, *taken.values, has_aux=True)
     n_diff = len(diff)
-    out, aux = taken.settle((([*diff, *rest],), outcome))
+    out, aux = taken.settle((([*diff, *not_differentiated],), outcome))
 
     def pull(cotangent: Any) -> tuple[Any, ...]:
         cotangent_walk = walk(NamedValues(("out",), (cotangent,)), graph=how.graph, verb="vjp", numbers=True)
@@ -382,7 +384,9 @@ def jvp(
         )
 
     pure = _split_output("jvp", f, taken, has_aux)
-    diff, tangent, ((rest,), outcome) = jax.jvp(pure, tuple(taken.values), tuple(taken_tangents.values), has_aux=True)
-    tangent_out, _ = taken.output((([*tangent, *rest],), outcome))
-    out, aux = taken.settle((([*diff, *rest],), outcome))
+    diff, tangent, ((not_differentiated,), outcome) = jax.jvp(
+        pure, tuple(taken.values), tuple(taken_tangents.values), has_aux=True
+    )
+    tangent_out, _ = taken.output((([*tangent, *not_differentiated],), outcome))
+    out, aux = taken.settle((([*diff, *not_differentiated],), outcome))
     return (out, tangent_out, aux) if has_aux else (out, tangent_out)

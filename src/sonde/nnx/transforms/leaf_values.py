@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 from sonde._key_paths import key_of
 from sonde.nnx.modules.pytree import Pytree
 from sonde.nnx.states.filters import PathParts
-from sonde.nnx.structure.definitions import REFERENCE, Path, count_leaves, flatten_once, show_path
+from sonde.nnx.structure.definitions import REFERENCE, Path, children_of, count_leaves, flatten_once, show_path
 from sonde.nnx.structure.mapping import map as map_leaves
 from sonde.nnx.structure.mode import resolve
 from sonde.nnx.structure.split_merge import GraphDef
@@ -26,13 +26,6 @@ from sonde.nnx.transforms.prefixes import ByFilter, TreeState, raw_leaf
 from sonde.nnx.variable.variable import Variable
 
 _UNSET: Any = object()
-
-
-def children_of(definition: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Keys and definitions of the children of a node or container."""
-    if definition[0] == NODE:
-        return definition[3].data, definition[5]
-    return definition[2], definition[4]
 
 
 class Part(NamedTuple):
@@ -59,14 +52,14 @@ def numbering(definition: Any) -> Numbering:
     return by_index
 
 
-def _number(d: Any, counter: int, found: dict[int, tuple[Any, int]]) -> int:
+def _number(d: Any, counter: int, by_index: dict[int, tuple[Any, int]]) -> int:
     if d[0] in (NODE, VARIABLE) and d[2] is not None:
-        found[d[2]] = (d, counter)
+        by_index[d[2]] = (d, counter)
     if d[0] in (VARIABLE, ARRAY):
         return counter + 1
     if d[0] in (NODE, CONTAINER):
         for child in children_of(d)[1]:
-            counter = _number(child, counter, found)
+            counter = _number(child, counter, by_index)
     return counter
 
 
@@ -237,11 +230,11 @@ class Spread:
         return ValueError(f"The {self._what} of nnx.{self._verb}, {self.prefix}, do not fit{where}: {found}.")
 
     def _inconsistent(self, leaf: Any, first: Path | None, before: Any, path: Path, value: Any) -> ValueError:
-        what = "Variable" if leaf is None else type(leaf).__name__
+        kind_name = "Variable" if leaf is None else type(leaf).__name__
         where = "the arguments" if first is None else show_path(first)
         return ValueError(
-            f"Inconsistent aliasing detected: nnx.{self._verb} was given a {what} twice, with different values for "
-            f"{self._what}:\n\n  - {where}: {before}\n  - {show_path(path)}: {value}\n\n"
+            f"Inconsistent aliasing detected: nnx.{self._verb} was given a {kind_name} twice, with different values "
+            f"for {self._what}:\n\n  - {where}: {before}\n  - {show_path(path)}: {value}\n\n"
             f"A shared Variable has one value: use the same one for both."
         )
 
@@ -287,7 +280,7 @@ def prefix(
     return jax.tree.map_with_path(convert, node, is_leaf=is_object)
 
 
-def same_form(structure: Any, found: Any, name: str, *, static: bool = True) -> str | None:
+def same_form(structure: Any, walked: Any, name: str, *, static: bool = True) -> str | None:
     """Says how a walked object differs from the argument of that name; None if it does not.
 
     Metadata of Variables and the order of keys in dicts do not count. With `static` False, neither do static attributes
@@ -295,7 +288,7 @@ def same_form(structure: Any, found: Any, name: str, *, static: bool = True) -> 
     """
     keys, children = children_of(structure.definition)
     before = children[list(keys).index(name)]
-    (after,) = children_of(found.definition)[1]
+    (after,) = children_of(walked.definition)[1]
     first: dict[int, int] = {}
 
     def differ(a: Any, b: Any, path: Path) -> str | None:

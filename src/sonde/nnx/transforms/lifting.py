@@ -35,7 +35,7 @@ from sonde._jax import trace_level
 from sonde.core import capture_state
 from sonde.nnx.modules import module_sites
 from sonde.nnx.structure.build import build
-from sonde.nnx.structure.definitions import REFERENCE, NamedValues, show_path, unflatten_once
+from sonde.nnx.structure.definitions import REFERENCE, NamedValues, children_of, show_path, unflatten_once
 from sonde.nnx.structure.split_merge import GraphDef
 from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, VARIABLE
 from sonde.nnx.structure.walk import Walk, walk
@@ -84,11 +84,11 @@ class Structure:
 
     __slots__ = ("_indices", "definition", "graphdef", "keywords", "kinds", "n_args", "names", "paths")
 
-    def __init__(self, found: Walk, names: tuple[str, ...], n_args: int, keywords: tuple[str, ...]):
-        self.definition = found.definition
-        self.graphdef = GraphDef(found.definition)
-        self.paths = tuple(found.paths)
-        self.kinds = [(type(x), x._metadata) if isinstance(x, Variable) else None for x in found.leaves]
+    def __init__(self, walked: Walk, names: tuple[str, ...], n_args: int, keywords: tuple[str, ...]):
+        self.definition = walked.definition
+        self.graphdef = GraphDef(walked.definition)
+        self.paths = tuple(walked.paths)
+        self.kinds = [(type(x), x._metadata) if isinstance(x, Variable) else None for x in walked.leaves]
         self.names = names
         self.n_args = n_args
         self.keywords = keywords
@@ -123,7 +123,7 @@ def _gather_indices(d: Any, of_leaves: list[Any], of_nodes: list[Any]) -> None:
     elif d[0] == ARRAY:
         of_leaves.append(d[1] if len(d) == 2 else None)
     elif d[0] in (NODE, CONTAINER):
-        for child in d[5 if d[0] == NODE else 4]:
+        for child in children_of(d)[1]:
             _gather_indices(child, of_leaves, of_nodes)
         if d[0] == NODE:
             of_nodes.append(d[2])
@@ -143,13 +143,13 @@ class Taken:
 
     __slots__ = ("leaves", "mode", "nodes", "structure", "values", "verb")
 
-    def __init__(self, verb: str, mode: Mode, found: Walk, structure: Structure):
+    def __init__(self, verb: str, mode: Mode, walked: Walk, structure: Structure):
         self.verb = verb
         self.mode = mode
         self.structure = structure
-        self.leaves = found.leaves
-        self.values = [raw(x) for x in found.leaves]
-        self.nodes = found.nodes
+        self.leaves = walked.leaves
+        self.values = [raw(x) for x in walked.leaves]
+        self.nodes = walked.nodes
 
     def enter(self, values: Sequence[Any]) -> Entered:
         """Copies of the arguments at the current trace level, holding `values`."""
@@ -229,11 +229,11 @@ class Placement(Protocol):
 
     n_lists: int
 
-    def of_output(self, found: Walk) -> Sequence[int]:
+    def of_output(self, walked: Walk) -> Sequence[int]:
         """The list of each leaf of the output."""
         ...
 
-    def of_edit(self, found: Walk) -> Sequence[int]:
+    def of_edit(self, walked: Walk) -> Sequence[int]:
         """The list of each new leaf of a node of the arguments."""
         ...
 
@@ -247,8 +247,8 @@ class _OneList:
 
     n_lists = 1
 
-    def of_output(self, found: Walk) -> Sequence[int]:
-        return [0] * len(found.leaves)
+    def of_output(self, walked: Walk) -> Sequence[int]:
+        return [0] * len(walked.leaves)
 
     of_edit = of_output
 
@@ -320,8 +320,10 @@ class Entered:
                 continue
             same = leaf._raw_value is value and (leaf._metadata is kind[1] or leaf._metadata == kind[1])
             if same and i in self._contents:
-                now = jax.tree.leaves(value)
-                same = len(now) == len(self._contents[i]) and all(a is b for a, b in zip(now, self._contents[i]))
+                leaves_now = jax.tree.leaves(value)
+                same = len(leaves_now) == len(self._contents[i]) and all(
+                    a is b for a, b in zip(leaves_now, self._contents[i])
+                )
             if not same:
                 out.append(i)
         return out
@@ -366,7 +368,7 @@ class Entered:
             output_only: whether to drop all changes that the function makes; objects of the arguments that it returns
                 become new ones.
         """
-        edits, seen = ([], {}) if self._before is None or output_only else self._before.edits(self.verb)
+        edits, indices = ([], {}) if self._before is None or output_only else self._before.edits(self.verb)
         lists: tuple[list[Any], ...] = tuple([] for _ in range(placement.n_lists))
         of_leaves: list[int] = []
         references: list[int] = []
@@ -386,7 +388,9 @@ class Entered:
             put(edit.leaves, placement.of_edit(edit))
         definition = None
         if not beside:
-            walked = walk(NamedValues((name,), (out,)), graph=self.mode.graph, verb=self.verb, numbers=True, seen=seen)
+            walked = walk(
+                NamedValues((name,), (out,)), graph=self.mode.graph, verb=self.verb, numbers=True, seen=indices
+            )
             if not self.mode.updates:
                 self.check_output(walked)
             if self.verb in _NEW_LEVEL or not (self.mode.updates or self.verb == "eval_shape"):
@@ -399,26 +403,28 @@ class Entered:
         for i, n in zip(changed, of_changes):
             lists[n].append(load(raw(self.leaves[i])))
         self._left = edits, walked, changed, (*of_leaves, *of_changes)
-        new = tuple(GraphDef(edit.definition) for edit in edits)
+        new_definitions = tuple(GraphDef(edit.definition) for edit in edits)
         metadata = self._new_metadata(changed)
-        return lists, Outcome(definition, new, tuple(of_leaves), changed, of_changes, metadata, tuple(references))
+        return lists, Outcome(
+            definition, new_definitions, tuple(of_leaves), changed, of_changes, metadata, tuple(references)
+        )
 
     def path_in_list(self, number: int, position: int) -> str:
         """The path of an array that left the trace, for messages: where it is in a list that `leave` returned."""
-        edits, found, changed, list_numbers = self._left
+        edits, output_walk, changed, list_numbers = self._left
         call = NamedValues(self.structure.names, (*self.args, *self.kwargs.values()))
         node_paths = {id(node): path for path, node in walk(call, graph=True, verb=self.verb).nodes}
         paths = [
             (*node_paths.get(id(self.known[edit.definition[2]]), ()), *path) for edit in edits for path in edit.paths
         ]
-        paths += [] if found is None else found.paths
+        paths += [] if output_walk is None else output_walk.paths
         paths += [self.structure.paths[i] for i in changed]
         return show_path([path for path, n in zip(paths, list_numbers) if n == number][position])
 
-    def check_output(self, found: Walk) -> None:
+    def check_output(self, walked: Walk) -> None:
         """Refuses an output that holds Variables of the arguments: their new values reach the caller anyway."""
         came_in = {id(x): i for i, x in enumerate(self.leaves) if isinstance(x, Variable)}
-        for path, leaf in found.flat():
+        for path, leaf in walked.flat():
             i = came_in.get(id(leaf)) if isinstance(leaf, Variable) else None
             if i is not None:
                 first, second = show_path(self.structure.paths[i]), show_path(path)
@@ -429,10 +435,10 @@ class Entered:
                     f"(graph_updates=True allows it.)"
                 )
 
-    def check_captured(self, found: Walk) -> None:
+    def check_captured(self, walked: Walk) -> None:
         """Refuses an output that holds Variables from outside that are not arguments: it would hold copies of them."""
         level, came_in = trace_level(), {id(x) for x in self.leaves}
-        for path, leaf in found.flat():
+        for path, leaf in walked.flat():
             if isinstance(leaf, Variable) and leaf._level is not level and id(leaf) not in came_in:
                 raise ValueError(
                     f"The function under nnx.{self.verb} returns a captured {type(leaf).__name__} at "
@@ -489,12 +495,12 @@ def enter(structure: Structure, values: Sequence[Any], *, verb: str, mode: Mode,
         originals: pairs of path and node of the caller, for captures.
     """
     leaves = [value if kind is None else kind[0]._make(value, kind[1]) for value, kind in zip(values, structure.kinds)]
-    known: dict[int, Any] = {}
-    call = build(structure.definition, leaves, known=known)
+    objects_by_index: dict[int, Any] = {}
+    call = build(structure.definition, leaves, known=objects_by_index)
     if originals and capture_state() is not None:
         if mode.graph:
             for index, node in structure.objects((), [node for _, node in originals]).items():
-                module_sites.carry(node, known[index])
+                module_sites.carry(node, objects_by_index[index])
         else:
             module_sites.carry_nodes(originals, call)
-    return Entered(structure, call, leaves, values, verb, mode, known)
+    return Entered(structure, call, leaves, values, verb, mode, objects_by_index)

@@ -141,8 +141,8 @@ class Carried:
 
     def body(self, carry: list[Any], *more: Any) -> list[Any]:
         """One iteration."""
-        new, _ = self._step(self.values(carry), *more)
-        return [new[i] for i in self._moving]
+        new_values, _ = self._step(self.values(carry), *more)
+        return [new_values[i] for i in self._moving]
 
     def finish(self, carry: list[Any]) -> Any:
         """Writes to the caller's Variables and returns the last value, which is made of them."""

@@ -39,7 +39,7 @@ def also_decorator(transform: T) -> T:
 
     The mode is fixed at that moment: a later change of the current mode has no effect.
     """
-    first, *others = inspect.signature(transform).parameters
+    first, *option_names = inspect.signature(transform).parameters
 
     @functools.wraps(transform)
     def transformed(*args: Any, **options: Any) -> Any:
@@ -47,7 +47,9 @@ def also_decorator(transform: T) -> T:
             return transform(*args, **options)
         how = mode(options.get("graph"), options.get("graph_updates"))
         settled = {"graph": how.graph, "graph_updates": how.updates}
-        return functools.partial(transform, **options | {name: settled[name] for name in settled if name in others})
+        return functools.partial(
+            transform, **options | {name: settled[name] for name in settled if name in option_names}
+        )
 
     return transformed  # pyright: ignore[reportReturnType]
 

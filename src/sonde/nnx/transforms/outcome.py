@@ -82,7 +82,7 @@ class Outcome:
 
     def split(self, lists: Sequence[Sequence[Any]]) -> tuple[list[Any], list[Any]]:
         """Takes the lists apart: leaves of the edits and of the output, and new values of Variables."""
-        streams = [iter(one) for one in lists]
+        streams = [iter(arrays) for arrays in lists]
         built = [next(streams[n]) for n in self.lists_of_leaves]
         return built, [next(streams[n]) for n in self.lists_of_changes]
 
@@ -95,10 +95,10 @@ class Outcome:
 
     def with_changes(self, changed: Sequence[int], metadata: Mapping[int, Any]) -> Outcome:
         """The same with other changed leaves, whose values are in the first list."""
-        news = tuple(metadata.get(i) for i in changed)
+        new_metadata = tuple(metadata.get(i) for i in changed)
         numbers = (0,) * len(changed)
         return Outcome(
-            self.definition, self.edits, self.lists_of_leaves, tuple(changed), numbers, news, self.references
+            self.definition, self.edits, self.lists_of_leaves, tuple(changed), numbers, new_metadata, self.references
         )
 
     def __eq__(self, other: object) -> bool:
@@ -132,20 +132,20 @@ def settle(left: Left, leaves: Sequence[Any], objects: Callable[[], Mapping[int,
     built, news = outcome.split(lists)
     for i in outcome.references:
         built[i] = referring(built[i])
-    known = dict(objects()) if outcome.refers else {}
+    objects_by_index = dict(objects()) if outcome.refers else {}
     arrays = iter(built)
     if output_only:
         for edit in outcome.edits:
-            new_data(edit.definition, arrays, known)  # the output may refer to objects that are made here
+            new_data(edit.definition, arrays, objects_by_index)  # the output may refer to objects that are made here
     else:
         variables = [leaves[i] for i in outcome.changed]
-        _check_levels(variables, [known[edit.definition[2]] for edit in outcome.edits])
+        _check_levels(variables, [objects_by_index[edit.definition[2]] for edit in outcome.edits])
         for edit in outcome.edits:
-            replay(edit.definition, arrays, known)
+            replay(edit.definition, arrays, objects_by_index)
         _write(variables, news, outcome.metadata)
     if outcome.definition is None:
         return None
-    return build(outcome.definition.definition, arrays, known=known).values[0]
+    return build(outcome.definition.definition, arrays, known=objects_by_index).values[0]
 
 
 def _check_levels(variables: Sequence[Variable[Any]], nodes: Sequence[Pytree]) -> None:
@@ -163,8 +163,8 @@ def write(variables: Sequence[Variable[Any]], values: Sequence[Any]) -> None:
 
 
 def _write(variables: Sequence[Variable[Any]], values: Sequence[Any], metadata: Sequence[Any]) -> None:
-    for variable, value, new in zip(variables, values, metadata):
+    for variable, value, new_metadata in zip(variables, values, metadata):
         _set_value(variable, value)
-        if new is not None:
-            _set_metadata(variable, new)
+        if new_metadata is not None:
+            _set_metadata(variable, new_metadata)
             epoch.bump()

@@ -46,24 +46,24 @@ class Lists:
     def _number(self, value: Any) -> int:
         return next(i for i, kind in enumerate(self.kinds) if kind is value or kind == value)
 
-    def of_output(self, found: Walk) -> Sequence[int]:
+    def of_output(self, walked: Walk) -> Sequence[int]:
         """The list of each leaf of the output."""
         if self._given is None:
             self._given = numbering(self._definition)
-        values = self._output.over(found.definition, found.leaves, given=self._given, given_values=self.in_values)
+        values = self._output.over(walked.definition, walked.leaves, given=self._given, given_values=self.in_values)
         return list(map(self._number, values))
 
-    def of_edit(self, found: Walk) -> Sequence[int]:
+    def of_edit(self, walked: Walk) -> Sequence[int]:
         """The list of each new leaf of a node of the arguments: as if it had been an argument."""
-        if not found.leaves:
+        if not walked.leaves:
             return []
-        given = numbering(self._definition)
+        argument_numbers = numbering(self._definition)
         values = self._arguments.over(
-            found.definition,
-            found.leaves,
-            given=given,
+            walked.definition,
+            walked.leaves,
+            given=argument_numbers,
             given_values=self.in_values,
-            at=self._parts[found.definition[2]],
+            at=self._parts[walked.definition[2]],
         )
         return list(map(self._number, values))
 

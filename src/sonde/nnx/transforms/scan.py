@@ -86,7 +86,7 @@ def scan(
         fn = with_axis_names(f, in_axes, out_axes, transform_metadata, how.graph)
     options = {"length": length, "reverse": reverse, "unroll": unroll, "_split_transpose": _split_transpose}
 
-    known: Recent[_Scan] = Recent(PROGRAMS)
+    scans: Recent[_Scan] = Recent(PROGRAMS)
 
     @named_like(f)
     def scanned(*args: Any, **kwargs: Any) -> Any:
@@ -95,7 +95,7 @@ def scan(
         if capture_state() is not None:  # captures see the caller's nodes, which must not be kept
             return _Scan(fn, taken, in_axes, out_axes, carry_in, carry_out, taken.nodes).run(taken, options)
         make = functools.partial(_Scan, fn, taken, in_axes, out_axes, carry_in, carry_out)
-        return known.get(taken.structure, make).run(taken, options)
+        return scans.get(taken.structure, make).run(taken, options)
 
     return scanned
 
@@ -191,23 +191,23 @@ class _Scan:
         stacked = [i for i in changed if i in set(self._scanned)]
 
         def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], Any]:
-            now = list(values)
+            inputs = list(values)
             for i, value in zip([*moving, *self._scanned], [*carry, *xs]):
-                now[i] = value
-            round_, arrays, (lists, outcome) = step(now)
+                inputs[i] = value
+            round_, arrays, (lists, outcome) = step(inputs)
             built, news = outcome.split(lists)
-            new = dict(zip(changed, news))
-            new.update(zip([*self._round, *self._bare_carried], [*round_, *arrays]))
-            return [new.get(i, now[i]) for i in moving], (built, [new[i] for i in stacked])
+            new_values = dict(zip(changed, news))
+            new_values.update(zip([*self._round, *self._bare_carried], [*round_, *arrays]))
+            return [new_values.get(i, inputs[i]) for i in moving], (built, [new_values[i] for i in stacked])
 
         body.__name__ = getattr(self._fn, "__name__", "scan")
         final, (built, slices) = jax.lax.scan(body, [values[i] for i in moving], xs, **options)
         built = [_moved_back(x, kinds[n]) for x, n in zip(built, outcome.lists_of_leaves)]
-        new = {i: values[i] for i in forgotten}
-        new.update(zip(moving, final))
-        new.update({i: _moved_back(x, axes[i]) for i, x in zip(stacked, slices)})
-        rest = taken.settle((outcome.join(built, [new[i] for i in changed], len(kinds)), outcome))
-        return self._with_carry(taken, rest, new)
+        new_values = {i: values[i] for i in forgotten}
+        new_values.update(zip(moving, final))
+        new_values.update({i: _moved_back(x, axes[i]) for i, x in zip(stacked, slices)})
+        stacked_output = taken.settle((outcome.join(built, [new_values[i] for i in changed], len(kinds)), outcome))
+        return self._with_carry(taken, stacked_output, new_values)
 
     def _step(self, values: list[Any]) -> Any:
         """Runs one iteration: returns the leaves of the carry, and the other outputs with what changed."""
@@ -215,9 +215,9 @@ class _Scan:
         out = self._fn(*entered.args)
         entered.put_back([*self._round, *(i for i, axis in enumerate(self._axes) if axis is Carry)])
         arrays = entered.put_back_arrays(self._bare)  # what is the same in all iterations is forgotten
-        round_, rest = self._split(entered, out)
+        round_, stacked_output = self._split(entered, out)
         carried = [arrays.get(i, values[i]) for i in self._bare_carried]
-        return round_, carried, entered.leave(rest, placement=self._lists, skip=self._kept)
+        return round_, carried, entered.leave(stacked_output, placement=self._lists, skip=self._kept)
 
     def _split(self, entered: Entered, out: Any) -> tuple[list[Any], Any]:
         """The leaves of the carry, and the other outputs."""
@@ -225,16 +225,16 @@ class _Scan:
         if position is None:
             return [], out
         if position == -1:
-            round_, rest = out, ()
+            round_, stacked_output = out, ()
         else:
             if not isinstance(out, (tuple, list)) or len(out) != self._n_out:
-                got = f"{len(out)} values" if isinstance(out, (tuple, list)) else f"a {type(out).__name__}"
+                returned_form = f"{len(out)} values" if isinstance(out, (tuple, list)) else f"a {type(out).__name__}"
                 raise ValueError(
-                    f"nnx.scan: out_axes={self._out_axes} needs a tuple of {self._n_out} outputs, got {got}."
+                    f"nnx.scan: out_axes={self._out_axes} needs a tuple of {self._n_out} outputs, got {returned_form}."
                 )
-            round_, rest = out[position], (*out[:position], *out[position + 1 :])
+            round_, stacked_output = out[position], (*out[:position], *out[position + 1 :])
         leaves = returned(entered, round_, self._round, str(self._carry_name))
-        return [raw(x) for x in leaves], rest
+        return [raw(x) for x in leaves], stacked_output
 
     def _check(self, outcome: Outcome) -> None:
         """Refuses new arrays in arguments that are the same in all iterations: each would make another one."""
@@ -247,18 +247,18 @@ class _Scan:
                     "value in the function; or scan over the argument."
                 )
 
-    def _with_carry(self, taken: Taken, rest: Any, new: dict[int, Any]) -> Any:
+    def _with_carry(self, taken: Taken, stacked_output: Any, new_values: dict[int, Any]) -> Any:
         """The output with the carry in its place."""
         bare = [i for i in self._round if not isinstance(taken.leaves[i], Variable)] + self._bare_carried
         if not bare and self._carry_number is None:
-            return rest
-        arguments = taken.renewed({i: new[i] for i in bare})
+            return stacked_output
+        arguments = taken.renewed({i: new_values[i] for i in bare})
         if self._carry_out is None or self._carry_number is None:
-            return rest
+            return stacked_output
         carry = arguments[self._carry_number]
         if self._carry_out == -1:
             return carry
-        return (*rest[: self._carry_out], carry, *rest[self._carry_out :])
+        return (*stacked_output[: self._carry_out], carry, *stacked_output[self._carry_out :])
 
 
 def _moved_back(x: Any, axis: int) -> Any:

@@ -31,9 +31,9 @@ class Before:
 
     def edits(self, verb: str) -> tuple[list[Walk], dict[int, int]]:
         """A walk through each node that changed, and the indices of all objects met."""
-        seen = {id(x): index for index, x in self._known.items()}
+        indices = {id(x): index for index, x in self._known.items()}
         changed = [node for node, *look in self._looks if _differs(node, *look)]
-        return [walk(node, graph=True, verb=verb, numbers=True, seen=seen, again=True) for node in changed], seen
+        return [walk(node, graph=True, verb=verb, numbers=True, seen=indices, again=True) for node in changed], indices
 
     def put_back(self, carried: Container[int]) -> None:
         """Where a new Variable has replaced one, puts the old one back, with the new one's value.
@@ -45,16 +45,16 @@ class Before:
         """
         replaced: list[tuple[Pytree, Any, Variable[Any], Variable[Any]]] = []
         for node, (layout, data, _), _ in self._looks:
-            now_layout, now, _ = node._structure()
+            now_layout, values_now, _ = node._structure()
             if now_layout is layout:
                 replaced += [
                     (node, name, a, b)
-                    for name, a, b in zip(layout.data, data, now)
+                    for name, a, b in zip(layout.data, data, values_now)
                     if a is not b and id(a) in carried and isinstance(a, Variable) and _same_kind(a, b)
                 ]
-        old, new = {id(a) for _, _, a, _ in replaced}, {id(b) for *_, b in replaced}
-        shared = {id(x) for x in self._known.values()} & new - old  # it is also at its own path
-        if len(new) < len(replaced) or len(old) < len(replaced) or shared:
+        old_ids, new_ids = {id(a) for _, _, a, _ in replaced}, {id(b) for *_, b in replaced}
+        shared = {id(x) for x in self._known.values()} & new_ids - old_ids  # it is also at its own path
+        if len(new_ids) < len(replaced) or len(old_ids) < len(replaced) or shared:
             return
         for (node, name, variable, _), value in zip(replaced, [b._raw_value for *_, b in replaced]):
             variable.set_raw_value(value)
@@ -69,16 +69,16 @@ class Before:
         Returns:
             The new arrays by those numbers.
         """
-        new: dict[int, Any] = {}
+        new_arrays: dict[int, Any] = {}
         for node, (layout, data, _), _ in self._looks:
-            now_layout, now, _ = node._structure()
+            now_layout, values_now, _ = node._structure()
             if now_layout is not layout:
                 continue
-            for name, a, b in zip(layout.data, data, now):
+            for name, a, b in zip(layout.data, data, values_now):
                 if a is not b and id(a) in numbers and kind_of(b) == ARRAY and not is_reference(b):
-                    new[numbers[id(a)]] = b
+                    new_arrays[numbers[id(a)]] = b
                     node._set_child(name, a)
-        return new
+        return new_arrays
 
 
 def _same_kind(a: Variable[Any], b: Any) -> bool:

@@ -104,7 +104,7 @@ def vmap(
         )
         try:
             # jax.vmap needs an argument, even if the size of the axis is given
-            left = run(*taken.values) if taken.values else run(jax.numpy.zeros(axis_size or 0))
+            outcome = run(*taken.values) if taken.values else run(jax.numpy.zeros(axis_size or 0))
         except ValueError as error:
             place = _OUT_AXES.search(str(error))
             if place is None or not inside:
@@ -115,7 +115,7 @@ def vmap(
                 f"but it has no mapped axis to be in ({place[3].lstrip(', ')}). Give it one with nnx.StateAxes; for "
                 "values that a Module sows, nnx.capture needs none."
             ) from error
-        return taken.settle(left)
+        return taken.settle(outcome)
 
     return mapped
 

@@ -81,8 +81,8 @@ def as_abstract(tree: A, graph: bool | None = None) -> A:
         if _is_abstract(getattr(value, "sharding", None)) and isinstance(mesh, Mesh):
             sharding = NamedSharding(mesh, value.sharding.spec)
             return leaf.replace(jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding))
-        new = sharded_shape(leaf, mesh) if leaf.get_metadata("out_sharding", None) is not None else None
-        return leaf if new is None else leaf.replace(new)
+        placed_shape = sharded_shape(leaf, mesh) if leaf.get_metadata("out_sharding", None) is not None else None
+        return leaf if placed_shape is None else leaf.replace(placed_shape)
 
     return map_leaves(one, tree, graph=graph)
 
@@ -164,8 +164,10 @@ def _variables(tree: Any) -> list[Variable[Any]]:
 def _change_axes(variable: Variable[Any], names: Mapping[str, Any], change: Callable[[list[Any], Any], None]) -> None:
     for key, name in names.items():
         field = "out_sharding" if key == PARTITION_NAME else key
-        old: Any = variable.get_metadata(field, None)
-        if isinstance(old, (tuple, list, PartitionSpec)):
-            axes = list(cast(Iterable[Any], old))
+        axes_before: Any = variable.get_metadata(field, None)
+        if isinstance(axes_before, (tuple, list, PartitionSpec)):
+            axes = list(cast(Iterable[Any], axes_before))
             change(axes, name)
-            variable.set_metadata(field, PartitionSpec(*axes) if isinstance(old, PartitionSpec) else tuple(axes))
+            variable.set_metadata(
+                field, PartitionSpec(*axes) if isinstance(axes_before, PartitionSpec) else tuple(axes)
+            )

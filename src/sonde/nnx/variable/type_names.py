@@ -73,8 +73,8 @@ def variable_name_from_type(typ: type[Variable[Any]], /, *, allow_register: bool
     Raises:
         ValueError: it is not registered and `allow_register` is False.
     """
-    for known, name in _names.items():
-        if known is typ:
+    for registered_type, name in _names.items():
+        if registered_type is typ:
             return name
     if not allow_register:
         raise ValueError(

@@ -326,27 +326,27 @@ class Variable(ArrayLike, Rendered, Generic[A]):
     @classmethod
     def _make(cls, value: Any, metadata: Metadata) -> Self:
         """Makes a Variable at the current trace level, without `__init__` and hooks."""
-        new = object.__new__(cls)
-        _set_cell(new, Cell(value))
-        _set_level(new, trace_level())
-        _set_metadata(new, metadata)
-        return new
+        variable = object.__new__(cls)
+        _set_cell(variable, Cell(value))
+        _set_level(variable, trace_level())
+        _set_metadata(variable, metadata)
+        return variable
 
     @classmethod
     def from_metadata(cls, value: Any, attributes: Mapping[str, Any]) -> Self:
         """A Variable with this value and metadata, without running hooks."""
-        new = cls._make(value, shared(_canonical(dict(attributes))))
-        if new._metadata.by_reference and not is_reference(value):
-            new._cell.value = new_references(new, value, new._metadata)
-        return new
+        variable = cls._make(value, shared(_canonical(dict(attributes))))
+        if variable._metadata.by_reference and not is_reference(value):
+            variable._cell.value = new_references(variable, value, variable._metadata)
+        return variable
 
     def replace(self, value: Any = _MISSING, **updates: Any) -> Self:
         """A new Variable with another value or other metadata."""
         metadata = self._metadata.replaced(**_canonical(updates)) if updates else self._metadata
-        new = type(self)._make(self._held() if value is _MISSING else value, metadata)
+        variable = type(self)._make(self._held() if value is _MISSING else value, metadata)
         if metadata.by_reference:
-            new._cell.value = new_references(new, new._cell.value, metadata)
-        return new
+            variable._cell.value = new_references(variable, variable._cell.value, metadata)
+        return variable
 
     def copy(self, value: Any = _MISSING, **updates: Any) -> Self:
         """A new Variable with the same value and metadata, except for what is given."""
@@ -386,10 +386,14 @@ class Variable(ArrayLike, Rendered, Generic[A]):
         return self.copy()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        memo[id(self)] = new = type(self)._make(None, copy_module.deepcopy(self._metadata, memo))
+        memo[id(self)] = copied_variable = type(self)._make(None, copy_module.deepcopy(self._metadata, memo))
         held = copy_module.deepcopy(self._held(), memo)
-        new._cell.value = new_references(new, held, new._metadata) if new._metadata.by_reference else held
-        return new
+        copied_variable._cell.value = (
+            new_references(copied_variable, held, copied_variable._metadata)
+            if copied_variable._metadata.by_reference
+            else held
+        )
+        return copied_variable
 
     def __reduce__(self) -> Any:
         return _unpickle, (type(self), self._held(), dict(self._metadata))
@@ -427,9 +431,9 @@ def _eager(asked: bool | None) -> bool:
 
 def _canonical(metadata: dict[str, Any]) -> dict[str, Any]:
     """Metadata with the older names of `out_sharding` replaced by it."""
-    for old in ("sharding_names", "sharding"):
-        if old in metadata:
-            metadata["out_sharding"] = metadata.pop(old)
+    for old_name in ("sharding_names", "sharding"):
+        if old_name in metadata:
+            metadata["out_sharding"] = metadata.pop(old_name)
     return metadata
 
 
@@ -449,9 +453,9 @@ def _with_item(current: Any, index: Any, value: Any) -> Any:
         ):
             return value  # nothing to scatter
         return current.at[index].set(value)
-    new = copy_module.copy(current) if isinstance(current, (list, dict, np.ndarray)) else current
-    new[index] = value
-    return new
+    container = copy_module.copy(current) if isinstance(current, (list, dict, np.ndarray)) else current
+    container[index] = value
+    return container
 
 
 def _unpickle(cls: type[Variable[Any]], value: Any, metadata: dict[str, Any]) -> Variable[Any]:
@@ -467,11 +471,11 @@ def copied(leaves: Iterable[Any]) -> list[Any]:
             if leaf._metadata.by_reference:
                 out.append(leaf.copy())
                 continue
-            new = new_object(type(leaf))
-            _set_cell(new, Cell(leaf._cell.value))
-            _set_level(new, level)
-            _set_metadata(new, leaf._metadata)
-            leaf = new
+            copied_variable = new_object(type(leaf))
+            _set_cell(copied_variable, Cell(leaf._cell.value))
+            _set_level(copied_variable, level)
+            _set_metadata(copied_variable, leaf._metadata)
+            leaf = copied_variable
         out.append(leaf)
     return out
 

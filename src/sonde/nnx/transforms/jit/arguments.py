@@ -139,8 +139,8 @@ def shardings_along(prefix: Any, skeleton: Any) -> tuple[list[Any], list[Any]]:
 def assemble(skeleton: Any, roots: Sequence[Any], plain: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Puts sorted arguments together again: positional ones and keywords."""
     n, keywords, parts = skeleton
-    root, other = iter(roots), iter(plain)
-    values = [_put_together(part, root, other) for part in parts]
+    next_roots, next_plain = iter(roots), iter(plain)
+    values = [_put_together(part, next_roots, next_plain) for part in parts]
     return tuple(values[:n]), dict(zip(keywords, values[n:]))
 
 

@@ -182,8 +182,9 @@ def _caller(fun: Callable[..., Any], compiler: _Compiler) -> Callable[..., Any]:
             return general(args, kwargs, plan)
         if plan.cells is None:
             return plan.finish(last.run(*plan.read(), *plain))
-        given = [cell.value for cell in plan.cells]  # kept until the end: freeing all at once is faster than one by one
-        result = last.run(given, *plain)
+        # kept until the end: freeing all at once is faster than one by one
+        values_before = [cell.value for cell in plan.cells]
+        result = last.run(values_before, *plain)
         return result if type(result) is not tuple else plan.finish(result)
 
     call.lower = compiler.lower  # type: ignore[attr-defined]

@@ -58,21 +58,21 @@ class Plan:
         "run",
     )
 
-    def __init__(self, found: Walk, program: Program):
-        self.epoch = found.epoch
-        self._earlier = [_Earlier(node) for _, node in found.nodes]
+    def __init__(self, walked: Walk, program: Program):
+        self.epoch = walked.epoch
+        self._earlier = [_Earlier(node) for _, node in walked.nodes]
         self._contents = [
-            (r, _weak(contents(node))) for r, (_, node) in zip(self._earlier, found.nodes) if r.containers
+            (r, _weak(contents(node))) for r, (_, node) in zip(self._earlier, walked.nodes) if r.containers
         ]
-        self.loose = bool(found.loose) or any(id(node) in EXPOSED for _, node in found.nodes if EXPOSED)
+        self.loose = bool(walked.loose) or any(id(node) in EXPOSED for _, node in walked.nodes if EXPOSED)
         self.program = program
         self.run = program.run
-        self.leaves = leaves = found.leaves
+        self.leaves = leaves = walked.leaves
         self._metadata = [getattr(x, "_metadata", None) for x in leaves]
         self._numbers = {id(x): i for i, x in enumerate(leaves)}
         self._lists = program.lists(leaves)
         first = 1 if program.arrays else 0
-        self._lists[first:] = [[v._cell for v in one] for one in self._lists[first:]]
+        self._lists[first:] = [[v._cell for v in variables] for variables in self._lists[first:]]
         self.cells = self._lists[0] if len(self._lists) == 1 and not program.arrays else None
         levels = {id(x._level): x._level for x in leaves if isinstance(x, Variable)}
         self._level = next(iter(levels.values())) if len(levels) == 1 else None
@@ -83,8 +83,8 @@ class Plan:
 
     def matches(self) -> bool:
         """Whether the plan holds now; Variables that were replaced in the model are replaced in the plan first."""
-        now = EPOCH.value
-        if now == self.epoch and not self.loose:
+        epoch_now = EPOCH.value
+        if epoch_now == self.epoch and not self.loose:
             return True
         epoch = self.epoch
         swapped: dict[int, Variable[Any]] = {}
@@ -113,7 +113,7 @@ class Plan:
                 return False
         if swapped and not self._swap(swapped, renewed):
             return False
-        self.epoch = now
+        self.epoch = epoch_now
         return True
 
     def _same(self, earlier: _Earlier, node: Any, swapped: dict[int, Variable[Any]]) -> bool:
@@ -127,8 +127,12 @@ class Plan:
             i = None if before is None else self._numbers.get(before)
             if i is None or self._shared or id(x) in self._numbers:
                 return False
-            old = self.leaves[i]
-            if not isinstance(old, Variable) or type(x) is not type(old) or x._metadata != self._metadata[i]:
+            known_leaf = self.leaves[i]
+            if (
+                not isinstance(known_leaf, Variable)
+                or type(x) is not type(known_leaf)
+                or x._metadata != self._metadata[i]
+            ):
                 return False
             swapped[i] = x
         return True
@@ -165,25 +169,25 @@ class Plan:
     def read(self) -> list[list[Any]]:
         """The values of leaves, as the program takes them."""
         first = 1 if self.program.arrays else 0
-        return [*self._lists[:first], *([cell.value for cell in one] for one in self._lists[first:])]
+        return [*self._lists[:first], *([cell.value for cell in cells] for cells in self._lists[first:])]
 
     def finish(self, result: Any) -> Any:
         """Applies the outcome of a call to the objects, and returns the output."""
         if type(result) is not tuple:
             return result
-        out, left = result
-        outcome = left[1]
-        known = self._targets.get(id(outcome))
-        if known is None or self._level is not trace_level():
-            return self._finish_any(out, left)
-        for cell, value in zip(known[1], left[0][0]):
+        out, leaving = result
+        outcome = leaving[1]
+        target_cells = self._targets.get(id(outcome))
+        if target_cells is None or self._level is not trace_level():
+            return self._finish_any(out, leaving)
+        for cell, value in zip(target_cells[1], leaving[0][0]):
             cell.value = value
         return out
 
-    def _finish_any(self, out: Any, left: Left) -> Any:
+    def _finish_any(self, out: Any, leaving: Left) -> Any:
         """The same for outcomes that change more than values, and for those met for the first time."""
-        lists, outcome = left
-        built = settle(left, self.leaves, self._objects)
+        lists, outcome = leaving
+        built = settle(leaving, self.leaves, self._objects)
         plain = not any(self.leaves[i]._metadata.by_reference for i in outcome.changed)
         if outcome.values_only and len(lists) == 1 and plain:
             self._targets[id(outcome)] = (outcome, [self.leaves[i]._cell for i in outcome.changed])
@@ -193,10 +197,10 @@ class Plan:
         """The output of a call; nothing is changed."""
         if type(result) is not tuple:
             return result
-        out, left = result
-        if left[1].definition is None:
+        out, leaving = result
+        if leaving[1].definition is None:
             return out
-        return settle(left, self.leaves, self._objects, output_only=True)
+        return settle(leaving, self.leaves, self._objects, output_only=True)
 
     def _objects(self) -> dict[int, Any]:
         return self.program.structure.objects(self.leaves, [earlier.node() for earlier in self._earlier])

@@ -82,7 +82,9 @@ class Program:
         self.kept = sorted({*variables} - {*self.donated})
         leading = self.lists(numbers)
         n_lead = len(leading)
-        self.positions = {leaf: (k, i) for k, one in enumerate(leading) for i, leaf in enumerate(one)}
+        self.positions = {
+            leaf: (k, i) for k, numbers_in_list in enumerate(leading) for i, leaf in enumerate(numbers_in_list)
+        }
         placement, shardings = self._shardings(options, arguments, leaves)
         # a leaf with a requested sharding keeps it afterwards, as do all leaves that graph updates return
         values = placement.in_values if isinstance(placement, Lists) and options.mode.updates else None
@@ -98,7 +100,7 @@ class Program:
     def lists(self, leaves: Sequence[Any]) -> list[list[Any]]:
         """Sorts one value per leaf into the lists that `run` takes."""
         groups = [[leaves[i] for i in numbers] for numbers in (self.arrays, self.kept, self.donated)]
-        return [one for one in groups if one] or [[]]
+        return [group for group in groups if group] or [[]]
 
     def _shardings(self, options: Options, arguments: Arguments, leaves: Any) -> tuple[Placement, dict[str, Any]]:
         """How results are put into lists, and the options for `jax.jit`."""
@@ -119,18 +121,18 @@ class Program:
         order = [*self.arrays, *self.kept, *self.donated]
         n_lead = len(self.lists(range(len(order))))
 
-        def traced(*given: Any) -> Any:
-            values = dict(zip(order, [value for one in given[:n_lead] for value in one]))
+        def traced(*inputs: Any) -> Any:
+            values = dict(zip(order, [value for values_in_list in inputs[:n_lead] for value in values_in_list]))
             leaves = [values[i] for i in range(len(order))]
             originals = getattr(tracing, "originals", None)
             entered = enter(structure, leaves, verb="jit", mode=mode, originals=originals)
-            args, kwargs = assemble(skeleton, entered.args, given[n_lead:])
+            args, kwargs = assemble(skeleton, entered.args, inputs[n_lead:])
             out = fun(*args, **kwargs)
             beside = placement is ONE_LIST and not holds_objects(out) and not holds_references(out)
-            left = entered.leave(out, placement=placement, always=always, beside=beside)
-            if left[1].nothing and type(out) is not tuple:
+            leaving = entered.leave(out, placement=placement, always=always, beside=beside)
+            if leaving[1].nothing and type(out) is not tuple:
                 return out
-            return out if beside else None, left
+            return out if beside else None, leaving
 
         traced.__name__ = traced.__qualname__ = getattr(fun, "__name__", "jit")
         return traced
