@@ -52,26 +52,26 @@ _put_aside: list[Any] = []
 _lock = threading.Lock()
 
 
-class _Here(threading.local):
+class _Progress(threading.local):
     path: tuple[str, ...] = ()
 
 
-_here = _Here()
+_progress = _Progress()
 
 
 @contextlib.contextmanager
 def _at(name: str) -> Iterator[None]:
-    before = _here.path
-    _here.path = (*before, name)
+    before = _progress.path
+    _progress.path = (*before, name)
     try:
         yield
     finally:
-        _here.path = before
+        _progress.path = before
 
 
 def current_path() -> str:
     """The path at which `from_state_dict` currently is: `./params/kernel`."""
-    return "/".join(_here.path)
+    return "/".join(_progress.path)
 
 
 def register_serialization_state(
@@ -191,8 +191,8 @@ def _form_of(target: Any) -> _Form | None:
 def _form_of_flax(target: Any) -> _Form | None:
     """How Flax writes its own dicts and dataclasses, if it is loaded."""
     flax: Any = sys.modules.get("flax.serialization")
-    known = getattr(flax, "is_serializable", is_serializable)
-    if known is is_serializable or not known(target):
+    is_known_to_flax = getattr(flax, "is_serializable", is_serializable)
+    if is_known_to_flax is is_serializable or not is_known_to_flax(target):
         return None
     return _Form(flax.to_state_dict, flax.from_state_dict)
 

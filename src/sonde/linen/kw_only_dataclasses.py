@@ -32,9 +32,9 @@ def dataclass(cls: Any = None, **options: Any) -> Any:
     if cls is None:
         return functools.partial(dataclass, **options)
     inherited = {
-        name: found
+        name: inherited_field
         for base in reversed(cls.__mro__[1:])
-        for name, found in getattr(base, "__dataclass_fields__", {}).items()
+        for name, inherited_field in getattr(base, "__dataclass_fields__", {}).items()
     }
     for name in inspect.get_annotations(cls):
         if name in inherited and inherited[name].kw_only:

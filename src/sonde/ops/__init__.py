@@ -63,7 +63,6 @@ from sonde.ops.rotary import rotary_tables as rotary_tables
 from sonde.ops.rotary import rotate as rotate
 from sonde.ops.sequence import flip_sequences as flip_sequences
 from sonde.ops.sequence import run_sequence as run_sequence
-from sonde.ops.sequence import scan_loop as scan_loop
 from sonde.ops.soft_cap import soft_cap as soft_cap
 from sonde.ops.weight_norm import initial_u as initial_u
 from sonde.ops.weight_norm import spectral_norm as spectral_norm

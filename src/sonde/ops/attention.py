@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.lax import PrecisionLike
 
 from sonde._array_text import describe
 from sonde.core import sow, sows_are_seen
@@ -49,7 +50,7 @@ def dot_product_attention_weights(
     dropout_rate: float = 0.0,
     deterministic: bool = False,
     dtype: Dtype | None = None,
-    precision: Any = None,
+    precision: PrecisionLike = None,
     force_fp32_for_softmax: bool = False,
     einsum: Einsum = jnp.einsum,
     promote_dtype: PromoteDtype | None = promote_dtype,
@@ -115,7 +116,7 @@ def dot_product_attention_weights(
 
 
 def mix_values(
-    weights: jax.Array, value: jax.Array, *, precision: Any = None, einsum: Einsum = jnp.einsum
+    weights: jax.Array, value: jax.Array, *, precision: PrecisionLike = None, einsum: Einsum = jnp.einsum
 ) -> jax.Array:
     """The weighted mean of the values, for every head.
 
@@ -143,7 +144,7 @@ def dot_product_attention(
     value: jax.Array,
     *,
     dtype: Dtype | None = None,
-    precision: Any = None,
+    precision: PrecisionLike = None,
     promote_dtype: PromoteDtype | None = promote_dtype,
     qk_einsum: Einsum = jnp.einsum,
     value_einsum: Einsum = jnp.einsum,
@@ -324,8 +325,8 @@ def decode_step(
     cached_key = lax.dynamic_update_slice(cached_key, sharded_as(key.astype(cached_key.dtype), cached_key), starts)
     new_value = sharded_as(value.astype(cached_value.dtype), cached_value)
     cached_value = lax.dynamic_update_slice(cached_value, new_value, starts)
-    seen = jnp.broadcast_to(jnp.arange(length) <= index, (*batch, 1, 1, length))
-    return cached_key, cached_value, index + 1, combine_masks(mask, seen, dtype=bool)
+    written = jnp.broadcast_to(jnp.arange(length) <= index, (*batch, 1, 1, length))
+    return cached_key, cached_value, index + 1, combine_masks(mask, written, dtype=bool)
 
 
 def check_dropout_rate(dropout_rate: float) -> None:

@@ -8,15 +8,15 @@ the argument, what was expected and what was found. The calling layer adds its c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from sonde._array_text import describe
 from sonde.errors import LayerInputError
 
 
-def expect_size(x: Any, *, axis: int, size: int, argument: str, meaning: str = "features") -> None:
+def expect_size(x: jax.Array, *, axis: int, size: int, argument: str, meaning: str = "features") -> None:
     """Checks that an array has `size` elements along `axis`."""
     if x.ndim <= (axis if axis >= 0 else -axis - 1):
         raise LayerInputError(
@@ -29,7 +29,7 @@ def expect_size(x: Any, *, axis: int, size: int, argument: str, meaning: str = "
         )
 
 
-def expect_rank(x: Any, *, least: int, argument: str, meaning: str) -> None:
+def expect_rank(x: jax.Array, *, least: int, argument: str, meaning: str) -> None:
     """Checks that an array has at least `least` axes."""
     if x.ndim < least:
         raise LayerInputError(
@@ -37,7 +37,7 @@ def expect_rank(x: Any, *, least: int, argument: str, meaning: str) -> None:
         )
 
 
-def expect_shape(x: Any, shape: Sequence[int], *, argument: str, meaning: str) -> None:
+def expect_shape(x: jax.Array, shape: Sequence[int], *, argument: str, meaning: str) -> None:
     """Checks that an array has exactly this shape."""
     if tuple(x.shape) != tuple(shape):
         raise LayerInputError(
@@ -45,7 +45,7 @@ def expect_shape(x: Any, shape: Sequence[int], *, argument: str, meaning: str) -
         )
 
 
-def expect_broadcastable(x: Any, shape: Sequence[int], *, argument: str, meaning: str) -> None:
+def expect_broadcastable(x: jax.Array, shape: Sequence[int], *, argument: str, meaning: str) -> None:
     """Checks that an array broadcasts to this shape without enlarging it."""
     have, want = tuple(x.shape), tuple(shape)
     fits = len(have) <= len(want) and all(n in (1, m) for n, m in zip(have[::-1], want[::-1]))
@@ -55,7 +55,7 @@ def expect_broadcastable(x: Any, shape: Sequence[int], *, argument: str, meaning
         )
 
 
-def expect_integers(x: Any, *, argument: str) -> None:
+def expect_integers(x: jax.Array, *, argument: str) -> None:
     """Checks that an array holds integers."""
     if not jnp.issubdtype(x.dtype, jnp.integer):
         raise LayerInputError(f"`{argument}` must hold integers (indices), got {describe(x)}.")

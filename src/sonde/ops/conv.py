@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.lax import PrecisionLike
 
 from sonde.errors import LayerInputError
 from sonde.ops.checks import expect_rank, expect_shape, expect_size
 from sonde.ops.dense import given
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_all, promote_dtype
 from sonde.ops.padding import Padding, apply_padding, canonicalize_padding, per_axis
+from sonde.ops.sharding import OutSharding
 
 ConvGeneralDilated = Callable[..., jax.Array]
 """A replacement for `jax.lax.conv_general_dilated`."""
@@ -38,11 +39,11 @@ def conv(
     feature_group_count: int = 1,
     mask: jax.Array | None = None,
     dtype: Dtype | None = None,
-    precision: Any = None,
+    precision: PrecisionLike = None,
     preferred_element_type: Dtype | None = None,
     conv_general_dilated: ConvGeneralDilated = lax.conv_general_dilated,
     promote_dtype: PromoteDtype | None = promote_dtype,
-    out_sharding: Any = None,
+    out_sharding: OutSharding | None = None,
 ) -> jax.Array:
     """Convolve.
 
@@ -115,7 +116,7 @@ def conv_transpose(
     mask: jax.Array | None = None,
     transpose_kernel: bool = False,
     dtype: Dtype | None = None,
-    precision: Any = None,
+    precision: PrecisionLike = None,
     preferred_element_type: Dtype | None = None,
     promote_dtype: PromoteDtype | None = promote_dtype,
 ) -> jax.Array:
@@ -194,7 +195,7 @@ def conv_local(
     kernel_dilation: int | Sequence[int] | None = 1,
     mask: jax.Array | None = None,
     dtype: Dtype | None = None,
-    precision: Any = None,
+    precision: PrecisionLike = None,
     promote_dtype: PromoteDtype | None = promote_dtype,
 ) -> jax.Array:
     """Convolve with a separate kernel at every position: no weights are shared.
@@ -317,7 +318,7 @@ def _wrap(y: jax.Array, axis: int, *, period: int, lean_right: bool) -> jax.Arra
     """
     size = y.shape[axis]
     start = (period - size + lean_right) // 2 % period
-    rest = -(start + size) % period
-    y = jnp.pad(y, [(start, rest) if i == axis else (0, 0) for i in range(y.ndim)])
+    end = -(start + size) % period
+    y = jnp.pad(y, [(start, end) if i == axis else (0, 0) for i in range(y.ndim)])
     turns = jnp.reshape(y, (*y.shape[:axis], -1, period, *y.shape[axis + 1 :]))
     return jnp.sum(turns, axis=axis)

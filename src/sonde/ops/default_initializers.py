@@ -57,7 +57,7 @@ SAME_WHEN_COMPILED = (default_kernel_init, default_lora_a_init, zeros, ones)
 
 @functools.lru_cache(maxsize=4096)
 def compiled_draw(
-    init: Callable[..., Any], shape: tuple[int, ...], dtype: Any
+    init: Callable[..., Any], shape: tuple[int, ...], dtype: Dtype
 ) -> Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
     """`init` as one compiled call, from the key and the counter of a random stream.
 

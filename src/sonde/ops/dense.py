@@ -12,11 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.lax import PrecisionLike
 
 from sonde._array_text import describe
 from sonde.errors import LayerInputError
 from sonde.ops.checks import expect_rank, expect_size
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_all, promote_dtype
+from sonde.ops.sharding import OutSharding
 
 DotGeneral = Callable[..., jax.Array]
 """A replacement for `jax.lax.dot_general`, for quantized products and the like."""
@@ -33,11 +35,11 @@ def dense(
     bias: jax.Array | None = None,
     *,
     dtype: Dtype | None = None,
-    precision: Any = None,
+    precision: PrecisionLike = None,
     preferred_element_type: Dtype | None = None,
     dot_general: DotGeneral = lax.dot_general,
     promote_dtype: PromoteDtype | None = promote_dtype,
-    out_sharding: Any = None,
+    out_sharding: OutSharding | None = None,
 ) -> jax.Array:
     """Multiply the last axis by a matrix and add a bias.
 
@@ -83,11 +85,11 @@ def dense_general(
     axis: Sequence[int] = (-1,),
     batch_axis: Sequence[int] = (),
     dtype: Dtype | None = None,
-    precision: Any = None,
+    precision: PrecisionLike = None,
     preferred_element_type: Dtype | None = None,
     dot_general: DotGeneral = lax.dot_general,
     promote_dtype: PromoteDtype | None = promote_dtype,
-    out_sharding: Any = None,
+    out_sharding: OutSharding | None = None,
 ) -> jax.Array:
     """Contract any axes of the inputs with a kernel, with one kernel per position of the batch axes.
 
@@ -145,11 +147,11 @@ def einsum(
     bias: jax.Array | None = None,
     *,
     dtype: Dtype | None = None,
-    precision: Any = None,
+    precision: PrecisionLike = None,
     preferred_element_type: Dtype | None = None,
     einsum_op: Callable[..., jax.Array] = jnp.einsum,
     promote_dtype: PromoteDtype | None = promote_dtype,
-    out_sharding: Any = None,
+    out_sharding: OutSharding | None = None,
 ) -> jax.Array:
     """Multiply inputs and kernel by an einsum equation and add a bias along the kernel's axes.
 

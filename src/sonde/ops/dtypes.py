@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-Dtype = Any
+Dtype = jax.typing.DTypeLike
 """Anything `jnp.dtype` understands."""
 
 PromoteDtype = Callable[..., Any]

@@ -6,8 +6,6 @@ shows at once. With a table of a single row every index gives that row.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -15,7 +13,7 @@ from jax import lax
 from sonde.ops.checks import expect_integers, expect_size
 from sonde.ops.dense import given
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_all, promote_dtype
-from sonde.ops.sharding import spec_of_rows
+from sonde.ops.sharding import OutSharding, spec_of_rows
 
 
 def embed(
@@ -24,7 +22,7 @@ def embed(
     *,
     dtype: Dtype | None = None,
     promote_dtype: PromoteDtype | None = promote_dtype,
-    out_sharding: Any = None,
+    out_sharding: OutSharding | None = None,
 ) -> jax.Array:
     """Look up rows.
 
@@ -74,7 +72,7 @@ def attend(
     *,
     dtype: Dtype | None = None,
     promote_dtype: PromoteDtype | None = promote_dtype,
-    out_sharding: Any = None,
+    out_sharding: OutSharding | None = None,
 ) -> jax.Array:
     """Score queries against every row: the logits of a model with tied weights.
 

@@ -16,33 +16,35 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.lax import DotDimensionNumbers, PrecisionLike
 
+from sonde.ops.dtypes import Dtype
 from sonde.ops.max_gradient import as_dtype_of, as_floats
 
 
-def get_fp8_max(fp8_dtype: Any, out_dtype: Any) -> jax.Array:
+def get_fp8_max(fp8_dtype: Dtype, out_dtype: Dtype) -> jax.Array:
     """The largest number of an 8-bit dtype, in another dtype."""
     return jnp.finfo(fp8_dtype).max.astype(out_dtype)
 
 
-def quantize(x: jax.Array, q_dtype: Any, scale: jax.Array, compute_dtype: Any) -> jax.Array:
+def quantize(x: jax.Array, q_dtype: Dtype, scale: jax.Array, compute_dtype: Dtype) -> jax.Array:
     """Divides by the scale, in `compute_dtype`, clips what does not fit, and rounds to 8 bits."""
     limit = get_fp8_max(q_dtype, compute_dtype)
     divisor = jnp.broadcast_to(jnp.asarray(scale, compute_dtype), jnp.shape(x))
     return jnp.clip(jnp.asarray(x, compute_dtype) / divisor, -limit, limit).astype(q_dtype)
 
 
-def dequantize(x: jax.Array, dq_dtype: Any, scale: jax.Array) -> jax.Array:
+def dequantize(x: jax.Array, dq_dtype: Dtype, scale: jax.Array) -> jax.Array:
     """Multiplies by the scale, in `dq_dtype`."""
     return x.astype(dq_dtype) * jnp.broadcast_to(jnp.asarray(scale, dq_dtype), jnp.shape(x))
 
 
-def qdq(x: jax.Array, q_dtype: Any, scale: jax.Array, compute_dtype: Any) -> jax.Array:
+def qdq(x: jax.Array, q_dtype: Dtype, scale: jax.Array, compute_dtype: Dtype) -> jax.Array:
     """Rounds to what 8 bits can hold at this scale."""
     return dequantize(quantize(x, q_dtype, scale, compute_dtype), jnp.result_type(x), scale)
 
 
-def compute_scale(amax: jax.Array, scale: jax.Array, fp8_max: Any, margin: int = 0) -> jax.Array:
+def compute_scale(amax: jax.Array, scale: jax.Array, fp8_max: jax.Array, margin: int = 0) -> jax.Array:
     """The scale for arrays with this largest magnitude; the old one if that is zero, infinite or NaN."""
     factor = fp8_max / amax / 2**margin
     usable = (amax > 0) & jnp.isfinite(amax)
@@ -57,7 +59,7 @@ def compute_amax_history(x: jax.Array, amax_history: jax.Array) -> jax.Array:
 
 
 def update_fp8_meta(
-    x: jax.Array, q_dtype: Any, scale: jax.Array, amax_history: jax.Array
+    x: jax.Array, q_dtype: Dtype, scale: jax.Array, amax_history: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The next scale, computed from the history so far, and the history with this array added."""
     plain_scale, plain_history = as_floats(scale), as_floats(amax_history)
@@ -68,7 +70,7 @@ def update_fp8_meta(
 
 
 def quantize_dequantize_update(
-    x: jax.Array, q_dtype: Any, scale: jax.Array, amax_history: jax.Array, compute_dtype: Any
+    x: jax.Array, q_dtype: Dtype, scale: jax.Array, amax_history: jax.Array, compute_dtype: Dtype
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The array rounded at the next scale, that scale, and the next history."""
     new_scale, new_history = update_fp8_meta(x, q_dtype, scale, amax_history)
@@ -79,17 +81,21 @@ def quantize_dequantize_update(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def in_qdq(compute_dtype: Any, q_dtype: Any, inp: jax.Array, scale: jax.Array, amax_history: jax.Array) -> jax.Array:
+def in_qdq(
+    compute_dtype: Dtype, q_dtype: Dtype, inp: jax.Array, scale: jax.Array, amax_history: jax.Array
+) -> jax.Array:
     """Rounds an operand; its gradient passes unchanged."""
     return quantize_dequantize_update(inp, q_dtype, scale, amax_history, compute_dtype)[0]
 
 
-def _in_qdq_forward(compute_dtype: Any, q_dtype: Any, inp: Any, scale: Any, amax_history: Any) -> Any:
+def _in_qdq_forward(
+    compute_dtype: Dtype, q_dtype: Dtype, inp: jax.Array, scale: jax.Array, amax_history: jax.Array
+) -> Any:
     rounded, *updated = quantize_dequantize_update(inp, q_dtype, scale, amax_history, compute_dtype)
     return rounded, tuple(updated)
 
 
-def _in_qdq_backward(compute_dtype: Any, q_dtype: Any, updated: Any, gradient: Any) -> Any:
+def _in_qdq_backward(compute_dtype: Dtype, q_dtype: Dtype, updated: tuple[jax.Array, ...], gradient: jax.Array) -> Any:
     return (gradient, *updated)
 
 
@@ -97,17 +103,23 @@ in_qdq.defvjp(_in_qdq_forward, _in_qdq_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def out_qdq(compute_dtype: Any, q_dtype: Any, out: jax.Array, scale: jax.Array, amax_history: jax.Array) -> jax.Array:
+def out_qdq(
+    compute_dtype: Dtype, q_dtype: Dtype, out: jax.Array, scale: jax.Array, amax_history: jax.Array
+) -> jax.Array:
     """Returns the product unchanged, but rounds its gradient."""
     return out
 
 
-def _out_qdq_forward(compute_dtype: Any, q_dtype: Any, out: Any, scale: Any, amax_history: Any) -> Any:
+def _out_qdq_forward(
+    compute_dtype: Dtype, q_dtype: Dtype, out: jax.Array, scale: jax.Array, amax_history: jax.Array
+) -> Any:
     return out, (scale, amax_history)
 
 
-def _out_qdq_backward(compute_dtype: Any, q_dtype: Any, kept: Any, gradient: Any) -> Any:
-    scale, amax_history = kept
+def _out_qdq_backward(
+    compute_dtype: Dtype, q_dtype: Dtype, saved: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> Any:
+    scale, amax_history = saved
     return quantize_dequantize_update(gradient, q_dtype, scale, amax_history, compute_dtype)
 
 
@@ -116,7 +128,11 @@ out_qdq.defvjp(_out_qdq_forward, _out_qdq_backward)
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
 def dot_general_with_precision(
-    lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, precision: Any = None, preferred_element_type: Any = None
+    lhs: jax.Array,
+    rhs: jax.Array,
+    dimension_numbers: DotDimensionNumbers,
+    precision: PrecisionLike = None,
+    preferred_element_type: Dtype | None = None,
 ) -> jax.Array:
     """`lax.dot_general`, fast in the forward pass and exact in the backward pass, whatever `precision` is.
 
@@ -127,7 +143,11 @@ def dot_general_with_precision(
 
 @dot_general_with_precision.defjvp
 def _dot_general_jvp(
-    dimension_numbers: Any, precision: Any, preferred_element_type: Any, primals: Any, tangents: Any
+    dimension_numbers: DotDimensionNumbers,
+    precision: PrecisionLike,
+    preferred_element_type: Dtype | None,
+    primals: tuple[jax.Array, jax.Array],
+    tangents: tuple[jax.Array, jax.Array],
 ) -> Any:
     (lhs, rhs), (lhs_dot, rhs_dot) = primals, tangents
     out = lax.dot_general(lhs, rhs, dimension_numbers, precision=lax.Precision.DEFAULT)
@@ -139,37 +159,41 @@ def _dot_general_jvp(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def in_q(compute_dtype: Any, q_dtype: Any, inp: jax.Array, scale: jax.Array, amax_history: jax.Array) -> Any:
+def in_q(compute_dtype: Dtype, q_dtype: Dtype, inp: jax.Array, scale: jax.Array, amax_history: jax.Array) -> Any:
     """An operand in 8 bits, and the scale it was divided by. `quantized_dot` computes the gradient of the operand."""
     new_scale, _ = update_fp8_meta(inp, q_dtype, scale, amax_history)
     return quantize(inp, q_dtype, as_floats(new_scale), compute_dtype), new_scale
 
 
-def _in_q_forward(compute_dtype: Any, q_dtype: Any, inp: Any, scale: Any, amax_history: Any) -> Any:
+def _in_q_forward(
+    compute_dtype: Dtype, q_dtype: Dtype, inp: jax.Array, scale: jax.Array, amax_history: jax.Array
+) -> Any:
     new_scale, new_history = update_fp8_meta(inp, q_dtype, scale, amax_history)
     small = quantize(inp, q_dtype, as_floats(new_scale), compute_dtype)
     return (small, new_scale), (jnp.zeros_like(inp), new_scale, new_history)
 
 
-def _in_q_backward(compute_dtype: Any, q_dtype: Any, kept: Any, gradients: Any) -> Any:
-    return kept
+def _in_q_backward(
+    compute_dtype: Dtype, q_dtype: Dtype, saved: tuple[jax.Array, ...], gradients: tuple[jax.Array, ...]
+) -> Any:
+    return saved
 
 
 in_q.defvjp(_in_q_forward, _in_q_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def out_dq(dq_type: Any, lhs_scale: jax.Array, rhs_scale: jax.Array, out: jax.Array) -> jax.Array:
+def out_dq(dq_type: Dtype, lhs_scale: jax.Array, rhs_scale: jax.Array, out: jax.Array) -> jax.Array:
     """Multiplies a product of 8-bit arrays by their scales; its gradient passes unchanged."""
     return dequantize(out, dq_type, as_floats(lhs_scale) * as_floats(rhs_scale))
 
 
-def _out_dq_forward(dq_type: Any, lhs_scale: Any, rhs_scale: Any, out: Any) -> Any:
+def _out_dq_forward(dq_type: Dtype, lhs_scale: jax.Array, rhs_scale: jax.Array, out: jax.Array) -> Any:
     return out_dq(dq_type, lhs_scale, rhs_scale, out), (lhs_scale, rhs_scale, jnp.zeros((), out.dtype))
 
 
-def _out_dq_backward(dq_type: Any, kept: Any, gradient: Any) -> Any:
-    *scales, like = kept
+def _out_dq_backward(dq_type: Dtype, saved: tuple[jax.Array, ...], gradient: jax.Array) -> Any:
+    *scales, like = saved
     nothing = (as_dtype_of(jnp.zeros_like(as_floats(scale)), scale) for scale in scales)
     return (*nothing, gradient.astype(like.dtype))
 
@@ -187,8 +211,8 @@ def quantized_dot(
     rhs_scale: jax.Array,
     out_grad_scale: jax.Array,
     out_grad_amax_history: jax.Array,
-    dimension_numbers: Any,
-    preferred_element_type: Any = None,
+    dimension_numbers: DotDimensionNumbers,
+    preferred_element_type: Dtype | None = None,
 ) -> jax.Array:
     """The product of two 8-bit arrays, not multiplied by their scales. In the backward pass, gradients have 8 bits too.
 
@@ -204,13 +228,18 @@ def quantized_dot(
 
 
 def _quantized_dot_forward(*arguments: Any) -> Any:
-    lhs, *kept = arguments[:8]
-    rhs = kept.pop(2)
-    return quantized_dot(*arguments), (*kept, jnp.zeros((), lhs.dtype), jnp.zeros((), rhs.dtype))
+    lhs, *saved = arguments[:8]
+    rhs = saved.pop(2)
+    return quantized_dot(*arguments), (*saved, jnp.zeros((), lhs.dtype), jnp.zeros((), rhs.dtype))
 
 
-def _quantized_dot_backward(dimension_numbers: Any, preferred_element_type: Any, kept: Any, gradient: Any) -> Any:
-    q_lhs, lhs_scale, q_rhs, rhs_scale, scale, history, like_lhs, like_rhs = kept
+def _quantized_dot_backward(
+    dimension_numbers: DotDimensionNumbers,
+    preferred_element_type: Dtype,
+    saved: tuple[jax.Array, ...],
+    gradient: jax.Array,
+) -> Any:
+    q_lhs, lhs_scale, q_rhs, rhs_scale, scale, history, like_lhs, like_rhs = saved
     new_scale, new_history = update_fp8_meta(gradient, jnp.float8_e5m2, scale, history)
     plain_scale = as_floats(new_scale)
     small = quantize(gradient, jnp.float8_e5m2, plain_scale, preferred_element_type)
@@ -228,7 +257,7 @@ def _quantized_dot_backward(dimension_numbers: Any, preferred_element_type: Any,
 quantized_dot.defvjp(_quantized_dot_forward, _quantized_dot_backward)
 
 
-def _letters(dimension_numbers: Any, lhs_ndim: int, rhs_ndim: int) -> tuple[str, str, str]:
+def _letters(dimension_numbers: DotDimensionNumbers, lhs_ndim: int, rhs_ndim: int) -> tuple[str, str, str]:
     """The axes of both operands and of the product of a `dot_general`, as in an einsum."""
     (lhs_summed, rhs_summed), (lhs_batch, rhs_batch) = dimension_numbers
     lhs = [chr(ord("a") + axis) for axis in range(lhs_ndim)]
@@ -244,17 +273,17 @@ def _letters(dimension_numbers: Any, lhs_ndim: int, rhs_ndim: int) -> tuple[str,
 def fp8_scaled_dot_general(
     lhs: jax.Array,
     rhs: jax.Array,
-    dimension_numbers: Any,
-    precision: Any = None,
-    preferred_element_type: Any = None,
+    dimension_numbers: DotDimensionNumbers,
+    precision: PrecisionLike = None,
+    preferred_element_type: Dtype | None = None,
     *,
-    lhs_scale: Any = None,
-    rhs_scale: Any = None,
-    grad_scale: Any = None,
-    lhs_amax_history: Any = None,
-    rhs_amax_history: Any = None,
-    grad_amax_history: Any = None,
-    quantize_compute_type: Any = jnp.float32,
+    lhs_scale: jax.Array,
+    rhs_scale: jax.Array,
+    grad_scale: jax.Array,
+    lhs_amax_history: jax.Array,
+    rhs_amax_history: jax.Array,
+    grad_amax_history: jax.Array,
+    quantize_compute_type: Dtype = jnp.float32,
 ) -> jax.Array:
     """`lax.dot_general` in 8 bits: operands with four bits of exponent, gradients with five.
 

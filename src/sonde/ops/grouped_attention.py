@@ -108,10 +108,10 @@ def visible(
         parts.append(back < window)
         if not causal:
             parts.append(back > -window)
-    seen = None
+    mask = None
     for part in parts:
-        seen = part if seen is None else seen & part
-    return seen
+        mask = part if mask is None else mask & part
+    return mask
 
 
 def head_results(heads: jax.Array, kernel: jax.Array) -> jax.Array:

@@ -15,6 +15,8 @@ from typing import Any
 import jax
 import jax.core
 import jax.numpy as jnp
+from jax.sharding import Sharding
+from jax.typing import ArrayLike
 
 from sonde import _jax
 
@@ -37,7 +39,7 @@ class _Rules:
         return dtype
 
     @staticmethod
-    def add(dtype: MaxGradient, x: Any, y: Any) -> Any:
+    def add(dtype: MaxGradient, x: jax.Array, y: jax.Array) -> Any:
         x, y = (jax.lax.convert_element_type(each, dtype.floats) for each in (x, y))
         return jax.lax.convert_element_type(jnp.maximum(x, y), dtype)
 
@@ -46,15 +48,15 @@ class _Rules:
         return jax.lax.convert_element_type(jnp.zeros((), dtype.floats), dtype)
 
     @staticmethod
-    def full(shape: Any, value: Any, dtype: MaxGradient) -> Any:
+    def full(shape: tuple[int, ...], value: ArrayLike, dtype: MaxGradient) -> Any:
         return jax.lax.convert_element_type(jnp.full(shape, value, dtype.floats), dtype)
 
     @staticmethod
-    def global_sharded_result_handler(aval: Any, sharding: Any, committed: Any) -> Any:
+    def global_sharded_result_handler(aval: jax.core.ShapedArray, sharding: Sharding, committed: bool) -> Any:
         return _jax.result_of_extended_dtype(aval, sharding, committed)
 
     @staticmethod
-    def physical_sharding(aval: Any, sharding: Any) -> Any:
+    def physical_sharding(aval: jax.core.ShapedArray, sharding: Sharding) -> Any:
         return sharding
 
     @staticmethod
@@ -94,11 +96,11 @@ fp32_max_grad = MaxGradient(jnp.dtype("float32"))
 fm32 = fp32_max_grad
 
 
-def as_floats(x: Any) -> Any:
+def as_floats(x: jax.Array) -> Any:
     """An array as plain floats, whichever of the two dtypes it has."""
     return jax.lax.convert_element_type(x, x.dtype.floats) if isinstance(x.dtype, MaxGradient) else x
 
 
-def as_dtype_of(x: Any, like: Any) -> Any:
+def as_dtype_of(x: jax.Array, like: jax.Array) -> Any:
     """Floats in the dtype that another array has."""
     return jax.lax.convert_element_type(x, like.dtype) if isinstance(like.dtype, MaxGradient) else x

@@ -40,7 +40,7 @@ class Averaging(TypedDict, total=False):
     """How all norms take averages; see `moments`."""
 
     axis_name: str | None
-    axis_index_groups: Any
+    axis_index_groups: Sequence[Sequence[int]] | None
     use_fast_variance: bool
     force_float32_reductions: bool
 
@@ -60,7 +60,7 @@ def moments(
     *,
     dtype: Dtype | None = None,
     axis_name: str | None = None,
-    axis_index_groups: Any = None,
+    axis_index_groups: Sequence[Sequence[int]] | None = None,
     use_mean: bool = True,
     use_fast_variance: bool = True,
     mask: jax.Array | None = None,
@@ -191,8 +191,8 @@ def _scaled(centered: jax.Array, factor: jax.Array, scale: jax.Array | None, bia
     # A capture must not change the result, not even in its last digit: the sum above stays, and an edit is added as a
     # difference. Where a difference has no meaning, the site's value is scaled and shifted.
     normalized = centered * factor
-    seen = sow(normalized, "normalized")
-    return jnp.where(jnp.isfinite(normalized), y + (seen - normalized) * scale, shifted(seen * scale))
+    sown = sow(normalized, "normalized")
+    return jnp.where(jnp.isfinite(normalized), y + (sown - normalized) * scale, shifted(sown * scale))
 
 
 def batch_norm(
@@ -455,6 +455,6 @@ def _abs_squared(x: jax.Array) -> jax.Array:
 
 def _running(old: jax.Array, new: Any, momentum: float) -> jax.Array:
     # Each is weighted in its own precision, as in Flax; gradients flow through both.
-    kept, taken = old * jnp.asarray(momentum, old.dtype), new * jnp.asarray(1 - momentum, new.dtype)
+    old_part, new_part = old * jnp.asarray(momentum, old.dtype), new * jnp.asarray(1 - momentum, new.dtype)
     dtype = widest(old, new)
-    return kept.astype(dtype) + taken.astype(dtype)
+    return old_part.astype(dtype) + new_part.astype(dtype)

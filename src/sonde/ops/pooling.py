@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 from sonde.errors import LayerInputError
 from sonde.ops.checks import expect_rank
@@ -22,7 +23,7 @@ PoolPadding = str | Sequence[tuple[int, int]]
 
 def pool(
     inputs: jax.Array,
-    init: Any,
+    init: ArrayLike,
     reduce_fn: Callable[[Any, Any], Any],
     window_shape: Sequence[int],
     strides: Sequence[int] | None,
@@ -91,8 +92,8 @@ def avg_pool(
         return y / np.prod(window_shape)
     # The position of padding depends only on the spatial axes.
     rank = len(window_shape)
-    ones = jnp.ones((*(1,) * (inputs.ndim - rank - 1), *inputs.shape[-rank - 1 : -1], 1), y.dtype)
-    return y / pool(ones, 0.0, lax.add, window_shape, strides, padding)
+    is_input = jnp.ones((*(1,) * (inputs.ndim - rank - 1), *inputs.shape[-rank - 1 : -1], 1), y.dtype)
+    return y / pool(is_input, 0.0, lax.add, window_shape, strides, padding)
 
 
 def max_pool(

@@ -211,7 +211,7 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool = 
     # Axes of one element for the heads, and for batch axes that the tables lack: ranks are never promoted.
     batch_axes = tuple(range(x.ndim - 1 - cos.ndim))
     cos, sin = (jnp.expand_dims(table, (*batch_axes, x.ndim - 2)) for table in (cos, sin))
-    turning, rest = x[..., : 2 * pairs].astype(jnp.float32), x[..., 2 * pairs :]
+    turning, unrotated = x[..., : 2 * pairs].astype(jnp.float32), x[..., 2 * pairs :]
     if interleaved:
         a, b = turning[..., 0::2], turning[..., 1::2]
         turned = jnp.stack([a * cos - b * sin, b * cos + a * sin], -1).reshape(turning.shape)
@@ -219,7 +219,7 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool = 
         a, b = turning[..., :pairs], turning[..., pairs:]
         turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
     turned = turned.astype(x.dtype)
-    return turned if not rest.shape[-1] else jnp.concatenate([turned, rest], -1)
+    return turned if not unrotated.shape[-1] else jnp.concatenate([turned, unrotated], -1)
 
 
 def _plain(width: int, theta: float) -> np.ndarray:

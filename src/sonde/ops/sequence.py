@@ -116,20 +116,6 @@ def run_sequence(
     return carry, outputs
 
 
-def scan_loop(step: Callable[[Carry, Any], tuple[Carry, Any]], *, unroll: int = 1) -> Any:
-    """Makes a loop for `run_sequence` from `jax.lax.scan`, for a cell that is a pure function."""
-
-    def loop(carry: Carry, steps: Any, keep_carries: bool) -> tuple[Carry, Any, Any]:
-        def body(c: Carry, x: Any) -> tuple[Carry, Any]:
-            c, y = step(c, x)
-            return c, (y, c if keep_carries else None)
-
-        carry, (outputs, carries) = jax.lax.scan(body, carry, steps, unroll=unroll)
-        return carry, outputs, carries
-
-    return loop
-
-
 def _at_end(carries: jax.Array, seq_lengths: jax.Array) -> jax.Array:
     last = jnp.expand_dims(seq_lengths - 1, 0)
     last = jnp.reshape(last, last.shape + (1,) * (carries.ndim - last.ndim))

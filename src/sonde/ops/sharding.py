@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
+
+OutSharding = NamedSharding | PartitionSpec
+"""The sharding that JAX is asked to give a result, under explicit sharding."""
 
 
 def spec_of(x: jax.Array) -> tuple[Any, ...]:

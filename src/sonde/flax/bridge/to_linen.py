@@ -48,21 +48,21 @@ class HostOfNnx:
     def _fill(self: Any, module: Any, library: Library) -> None:
         """Gives a new Module the variables that linen has for it."""
         nnx = library.nnx
-        known = {}
+        stored = {}
         for collection, tree in self.variables.items():
             for path, value in leaves_of(tree):
-                known[path] = to_nnx_var(collection, value, nnx)
+                stored[path] = to_nnx_var(collection, value, nnx)
         missing = [
             path
             for path, variable in leaves_of(state_without_keys(module, library))
-            if isinstance(variable, nnx.Param) and path not in known
+            if isinstance(variable, nnx.Param) and path not in stored
         ]
         if missing and not self.is_mutable_collection("params"):
             raise ScopeParamNotFoundError(
                 f"{type(self).__name__} of {self.nnx_class.__name__}: the variables have no parameter "
                 f"{', '.join('/'.join(map(str, path)) for path in missing[:5])}. Pass those that `init` returned."
             )
-        nnx.update(module, nnx.from_flat_state(known))
+        nnx.update(module, nnx.from_flat_state(stored))
 
     def _store(self: Any, module: Any, library: Library) -> None:
         as_value = self.metadata_fn or (lambda variable: variable.get_value())

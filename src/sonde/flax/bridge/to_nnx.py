@@ -93,16 +93,16 @@ class HostOfLinen:
 
     def _take(self, attributes: Mapping[str, Any]) -> None:
         """Replaces Variables whose value changed. States that hold the old Variables keep their values."""
-        old = self._attributes()
-        known = dict(leaves_of(old))
-        new = set()
+        own_variables = self._attributes()
+        own_by_path = dict(leaves_of(own_variables))
+        replaced_names = set()
         for path, variable in leaves_of(attributes):
-            existing: Any = known.get(path)
+            existing: Any = own_by_path.get(path)
             if type(existing) is not type(variable) or existing.get_raw_value() is not variable.get_raw_value():
-                put_at(old, path, variable)
-                new.add(path[0])
-        for name in sorted(new):
-            value = old[name]
+                put_at(own_variables, path, variable)
+                replaced_names.add(path[0])
+        for name in sorted(replaced_names):
+            value = own_variables[name]
             setattr(self, name, self._library.nnx.data(value) if isinstance(value, dict) else value)
 
     def _attributes(self) -> dict[str, Any]:

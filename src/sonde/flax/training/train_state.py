@@ -58,9 +58,9 @@ class TrainState(struct.PyTreeNode):
         import optax
 
         overwrites = isinstance(grads, Mapping) and OVERWRITE_WITH_GRADIENT in grads
-        on, old = (grads["params"], self.params["params"]) if overwrites else (grads, self.params)
-        updates, opt_state = self.tx.update(on, self.opt_state, old)
-        params = optax.apply_updates(old, updates)
+        trained_grads, old_params = (grads["params"], self.params["params"]) if overwrites else (grads, self.params)
+        updates, opt_state = self.tx.update(trained_grads, self.opt_state, old_params)
+        params = optax.apply_updates(old_params, updates)
         if overwrites:
             params = {"params": params, OVERWRITE_WITH_GRADIENT: grads[OVERWRITE_WITH_GRADIENT]}
         return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **kwargs)

@@ -278,8 +278,8 @@ class MultiHeadDotProductAttention(Module):
             "qk_attn_weights_einsum": _made(self.qk_attn_weights_einsum_cls),
             "attn_weights_value_einsum": _made(self.attn_weights_value_einsum_cls),
         }
-        known = inspect.signature(self.attention_fn).parameters
-        options = {name: option for name, option in options.items() if name in known}
+        accepted = inspect.signature(self.attention_fn).parameters
+        options = {name: option for name, option in options.items() if name in accepted}
         if sow_weights:
             options["module"] = self
         mixed = self.attention_fn(query, key, value, **options)
@@ -335,8 +335,8 @@ class MultiHeadDotProductAttention(Module):
         *written, mask = ops.decode_step(
             query, key, value, cached_key=keys, cached_value=values, index=index, mask=mask
         )
-        for variable, new in zip(cache.values(), written):
-            variable.value = new
+        for variable, new_value in zip(cache.values(), written):
+            variable.value = new_value
         return written[0], written[1], mask
 
 

@@ -37,15 +37,17 @@ class Fp8DotGeneralBase(Module):
 
     def setup(self) -> None:
         """Makes a scale and a history for both operands and for the gradient of the product."""
-        for what in ("input", "kernel", "output_grad"):
-            history, scale = f"{what}_amax_history", f"{what}_scale"
-            zeros, ones = (self.amax_history_length,), (1,)
-            setattr(self, history, self.variable(OVERWRITE_WITH_GRADIENT, history, jnp.zeros, zeros, jnp.float32))
-            setattr(self, scale, self.variable(OVERWRITE_WITH_GRADIENT, scale, jnp.ones, ones, jnp.float32))
+        for operand in ("input", "kernel", "output_grad"):
+            history, scale = f"{operand}_amax_history", f"{operand}_scale"
+            history_shape, scale_shape = (self.amax_history_length,), (1,)
+            setattr(
+                self, history, self.variable(OVERWRITE_WITH_GRADIENT, history, jnp.zeros, history_shape, jnp.float32)
+            )
+            setattr(self, scale, self.variable(OVERWRITE_WITH_GRADIENT, scale, jnp.ones, scale_shape, jnp.float32))
 
     @nowrap
-    def _of(self, what: str) -> tuple[jax.Array, jax.Array]:
-        return getattr(self, f"{what}_scale").value, getattr(self, f"{what}_amax_history").value
+    def _of(self, operand: str) -> tuple[jax.Array, jax.Array]:
+        return getattr(self, f"{operand}_scale").value, getattr(self, f"{operand}_amax_history").value
 
 
 class Fp8DotGeneralOp(Fp8DotGeneralBase):
@@ -127,7 +129,7 @@ class Fp8Einsum(Fp8DotGeneralBase):
 
 
 def scaled_product(
-    kept: Fp8DotGeneralBase,
+    module: Fp8DotGeneralBase,
     lhs: jax.Array,
     rhs: jax.Array,
     dimension_numbers: Any,
@@ -137,7 +139,7 @@ def scaled_product(
 ) -> jax.Array:
     """The product with the scales and histories of a module."""
     (lhs_scale, lhs_history), (rhs_scale, rhs_history), (grad_scale, grad_history) = (
-        kept._of(what) for what in ("input", "kernel", "output_grad")
+        module._of(operand) for operand in ("input", "kernel", "output_grad")
     )
     return fp8_scaled_dot_general(
         lhs,

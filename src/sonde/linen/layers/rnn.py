@@ -113,8 +113,8 @@ class RNN(Module):
         return (carry, outputs) if _chosen(return_carry, self.return_carry) else outputs
 
 
-def _chosen(given: bool | None, field: bool) -> bool:
-    return field if given is None else given
+def _chosen(argument: bool | None, field: bool) -> bool:
+    return field if argument is None else argument
 
 
 def _concatenate(a: jax.Array, b: jax.Array) -> jax.Array:

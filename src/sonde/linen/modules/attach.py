@@ -162,8 +162,8 @@ def frozen_containers(value: Any, fn: Callable[[Any, str], Any], suffix: str = "
         return tuple(frozen_containers(v, fn, f"{suffix}_{i}") for i, v in enumerate(value))
     if isinstance(value, (dict, FrozenDict)):
         # Visited in the order of a pytree: a module given under two keys is named after the first.
-        done = {k: frozen_containers(value[k], fn, f"{suffix}_{k}") for k in _sorted(value)}
-        return FrozenDict({k: done[k] for k in value})
+        frozen = {k: frozen_containers(value[k], fn, f"{suffix}_{k}") for k in _sorted(value)}
+        return FrozenDict({k: frozen[k] for k in value})
     return fn(value, suffix)
 
 
@@ -188,13 +188,13 @@ def adopt(owner: Module, attribute: str, value: Any) -> Any:
             object.__setattr__(leaf, "name", name)
             attach(leaf)
             return leaf
-        known = scope.run.adopted.get(id(leaf))
-        if known is None:
+        original_and_copy = scope.run.adopted.get(id(leaf))
+        if original_and_copy is None:
             if keeps_names and leaf.name is not None:
                 name = leaf.name
-            known = (leaf, leaf.clone(parent=owner, name=name))
-            scope.run.adopted[id(leaf)] = known
-        return known[1]
+            original_and_copy = (leaf, leaf.clone(parent=owner, name=name))
+            scope.run.adopted[id(leaf)] = original_and_copy
+        return original_and_copy[1]
 
     return frozen_containers(value, take)
 

@@ -490,9 +490,9 @@ def merge_param(name: str, a: T | None, b: T | None) -> T:
         True
     """
     if (a is None) == (b is None):
-        which = "neither" if a is None else "both"
+        how_many = "neither" if a is None else "both"
         raise ValueError(
-            f"parameter {name!r} must be given either to the constructor or to the call: {which} was given "
+            f"parameter {name!r} must be given either to the constructor or to the call: {how_many} was given "
             f"({a!r} and {b!r})"
         )
     return a if b is None else b  # pyright: ignore[reportReturnType]

@@ -273,20 +273,20 @@ def lazy_init(
     Raises:
         LazyInitError: a variable depends on an input that was given as a shape, with the behavior of Flax 0.12.8.
     """
-    unknown, known = split_arrays((args, kwargs), lambda x: isinstance(x, jax.ShapeDtypeStruct))
+    shapes_only, static_part = split_arrays((args, kwargs), lambda x: isinstance(x, jax.ShapeDtypeStruct))
 
     def run(values: list[Any]) -> Any:
-        args, kwargs = known.whole(values)
+        args, kwargs = static_part.whole(values)
         return initialize(rngs, *args, **kwargs)
 
-    if unknown:
-        rows = [jax.ShapeDtypeStruct((1, *x.shape), x.dtype) for x in unknown]
+    if shapes_only:
+        rows = [jax.ShapeDtypeStruct((1, *x.shape), x.dtype) for x in shapes_only]
         try:
             jax.eval_shape(jax.vmap(run, out_axes=None), rows)
         except ValueError as error:
             if "out_axes" not in str(error):
                 raise
-            shapes = ", ".join(describe(x) for x in unknown)
+            shapes = ", ".join(describe(x) for x in shapes_only)
             problem = (
                 f"{where} makes a variable whose initial value depends on the values of its inputs, but these "
                 f"were given as shapes only ({shapes}); pass arrays, or make the initializer use the shapes alone"
@@ -295,4 +295,4 @@ def lazy_init(
                 raise LazyInitError(problem) from error
             warnings.warn(f"{problem}. Here it is computed from zeros.", stacklevel=3)
     # Where no output depends on the zeros, jit removes what is computed from them.
-    return jax.jit(lambda: run([jnp.zeros(x.shape, x.dtype) for x in unknown]))()
+    return jax.jit(lambda: run([jnp.zeros(x.shape, x.dtype) for x in shapes_only]))()

@@ -73,11 +73,11 @@ def calls_of(module: Module, rngs: Any, *args: Any, method: Any = None, **kwargs
         returned.add(call.path)
         return output
 
-    arrays, rest = split_arrays((rngs, args, kwargs))
+    arrays, static_part = split_arrays((rngs, args, kwargs))
     collections: list[str] = []
 
     def run(arrays: Any) -> Any:
-        rngs, args, kwargs = rest.whole(arrays)
+        rngs, args, kwargs = static_part.whole(arrays)
         with intercept_methods(write_down):
             variables = module.init(rngs, *args, method=method, **kwargs)
         collections[:] = variables
@@ -173,7 +173,7 @@ def module_table(
 
 
 def _costs(flops: bool, vjp_flops: bool) -> list[str]:
-    return [name for name, wanted in (("flops", flops), ("vjp_flops", vjp_flops)) if wanted]
+    return [name for name, is_wanted in (("flops", flops), ("vjp_flops", vjp_flops)) if is_wanted]
 
 
 @dataclasses.dataclass
@@ -241,15 +241,15 @@ def _without(tree: Any, path: tuple[str, ...], paths: set[tuple[str, ...]]) -> A
     """The variables of a module without those of the submodules that were called."""
     if not isinstance(tree, Mapping):
         return tree
-    kept = {}
+    own_variables = {}
     for name, value in tree.items():
         inner = (*path, name)
         if inner in paths:
             continue
-        rest = _without(value, inner, paths)
-        if not isinstance(value, Mapping) or not value or rest:  # an entry that was empty already is shown
-            kept[name] = rest
-    return kept
+        inner_variables = _without(value, inner, paths)
+        if not isinstance(value, Mapping) or not value or inner_variables:  # an entry that was empty already is shown
+            own_variables[name] = inner_variables
+    return own_variables
 
 
 def _size_text(tree: Any) -> Text:
@@ -335,10 +335,10 @@ def _module_text(row: Row) -> str:
 
 def _flops(call: MethodCall, variables: Any, rngs: Any, *, backward: bool) -> int:
     """XLA's estimate of the cost of a call, with the variables it changes; 0 if the module cannot be run by itself."""
-    arrays, rest = split_arrays((variables, call.args, call.kwargs))
+    arrays, static_part = split_arrays((variables, call.args, call.kwargs))
 
     def run(arrays: Any, rngs: Any) -> Any:
-        variables, args, kwargs = rest.whole(arrays)
+        variables, args, kwargs = static_part.whole(arrays)
         return call.module.apply(variables, *args, rngs=rngs, method=call.method, mutable=True, **kwargs)
 
     def run_backward(arrays: Any, rngs: Any) -> Any:

@@ -194,13 +194,13 @@ class Partitioned(AxisMetadata[A]):
 
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:
         """The value is the only child, the rest is structure."""
-        rest = tuple((f.name, getattr(self, f.name)) for f in dataclasses.fields(self) if f.name != "value")
-        return ((jax.tree_util.GetAttrKey("value"), self.value),), rest
+        metadata = tuple((f.name, getattr(self, f.name)) for f in dataclasses.fields(self) if f.name != "value")
+        return ((jax.tree_util.GetAttrKey("value"), self.value),), metadata
 
     @classmethod
-    def tree_unflatten(cls, rest: Any, leaves: Any) -> Any:
+    def tree_unflatten(cls, metadata: Any, leaves: Any) -> Any:
         """The inverse of `tree_flatten_with_keys`."""
-        return cls(leaves[0], **dict(rest))
+        return cls(leaves[0], **dict(metadata))
 
 
 serialization.register_box(Partitioned)

@@ -112,13 +112,13 @@ def _note(module: Module, collection: str, name: str, axes: Any) -> None:
     collection, name = f"{collection}{_SUFFIX}", f"{name}{_SUFFIX}"
     if not scope.is_mutable(collection):
         return
-    new, old = AxisMetadata(axes), scope.get(collection, name)
-    if old is not None and old != new:
+    metadata, earlier = AxisMetadata(axes), scope.get(collection, name)
+    if earlier is not None and earlier != metadata:
         raise ValueError(
-            f"module {scope.path_text} names the axes of {name.removesuffix(_SUFFIX)!r} {new.names}, but named them "
-            f"{getattr(old, 'names', old)} before"
+            f"module {scope.path_text} names the axes of {name.removesuffix(_SUFFIX)!r} {axes}, but named them "
+            f"{getattr(earlier, 'names', earlier)} before"
         )
-    scope.put(collection, name, new)
+    scope.put(collection, name, metadata)
 
 
 def param_with_axes(

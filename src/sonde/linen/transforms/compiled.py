@@ -165,7 +165,9 @@ def _jit(
         finally:
             _calls.active.pop()
         used, cursor = after.value
-        totals = [{**old, **{key: old.get(key, 0) + n for key, n in new}} for old, new in zip(call.counts, used)]
+        totals = [
+            {**before, **{key: before.get(key, 0) + n for key, n in drawn}} for before, drawn in zip(call.counts, used)
+        ]
         lifting.restore_counts(totals)
         bridge.module._state.cursor = dict(cursor)
         lifting.publish(changes)

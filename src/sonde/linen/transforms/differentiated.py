@@ -59,11 +59,11 @@ def vjp(
     bridge = Bridge(mdl, primals)
     lifting = Lifting(bridge.scopes, "vjp", variables=(vjp_variables, variables), changes=(variables,), rngs=(rngs,))
     _packed_alone(lifting, "vjp", mdl, multi_scope)
-    chosen, others = lifting.variables
+    chosen, other_groups = lifting.variables
     body = bridge.body(fn)
 
     def pure(chosen: Any, *primals: Any) -> Any:
-        output, changes = lifting.call(body, (chosen, others), lifting.rngs, *primals)
+        output, changes = lifting.call(body, (chosen, other_groups), lifting.rngs, *primals)
         if has_aux:
             return output[0], (output[1], changes)
         return output, (None, changes)
@@ -172,11 +172,11 @@ def jvp(
         bridge.scopes, "jvp", variables=(tuple(variable_tangents), variables), changes=(variables,), rngs=(rngs,)
     )
     _packed_alone(lifting, "jvp", mdl)
-    chosen, others = lifting.variables
+    chosen, other_groups = lifting.variables
     body = bridge.body(fn)
 
     def pure(chosen: Any, args: Any) -> Any:
-        output, changes = lifting.call(body, ((chosen,), others), lifting.rngs, *args)
+        output, changes = lifting.call(body, ((chosen,), other_groups), lifting.rngs, *args)
         return output, changes
 
     along = {name: tree for name, tree in variable_tangents.items() if name in chosen[0]}
@@ -228,10 +228,10 @@ def custom_vjp(
         )
         _packed_alone(lifting, "custom_vjp", bridge.module)
         forward = bridge.body(forward_fn)
-        chosen, others = lifting.variables
+        chosen, other_groups = lifting.variables
 
         def call(body: Any, chosen: Any, args: tuple[Any, ...]) -> Any:
-            return lifting.call(body, (chosen, others), lifting.rngs, *args, **kwargs)
+            return lifting.call(body, (chosen, other_groups), lifting.rngs, *args, **kwargs)
 
         def plain(chosen: Any, *args: Any) -> Any:
             return call(body, chosen, args)

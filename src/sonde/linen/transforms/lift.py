@@ -145,14 +145,14 @@ def keeps_structure(scope: Scope, collection: str, name: str, grows: bool) -> bo
 
 def _outermost(scopes: Sequence[Scope]) -> tuple[list[Scope], list[tuple[int, Path]]]:
     """The scopes that no other contains, and for each scope which of these contains it, with its path there."""
-    wanted = {scope.identity for scope in scopes}
+    identities = {scope.identity for scope in scopes}
     packed: dict[Any, tuple[int, Scope]] = {}
     places = []
     for scope in scopes:
         home, inwards = scope, ()
         path: list[str] = []
         for place in scope.ancestors():
-            if place.identity in wanted:
+            if place.identity in identities:
                 home, inwards = place, tuple(reversed(path))
             path.append(place.name or "")
         index, _ = packed.setdefault(home.identity, (len(packed), home))
@@ -264,21 +264,23 @@ class Bridge:
         run.of = (fn, cls)  # pyright: ignore[reportFunctionMemberAccess]
         return run
 
-    def _copy(self, old: Any, scopes: Sequence[Scope], copies: dict[int, Any], cls: type[Module] | None = None) -> Any:
+    def _copy(
+        self, original: Any, scopes: Sequence[Scope], copies: dict[int, Any], cls: type[Module] | None = None
+    ) -> Any:
         """The copy of a module or variable on the scopes of the transform, made once; other values as they are."""
-        index = self._index.get(id(old))
-        if index is None or id(old) in copies:
-            return copies.get(id(old), old)
-        if isinstance(old, Variable):
-            new: Any = old.on(scopes[index])
+        index = self._index.get(id(original))
+        if index is None or id(original) in copies:
+            return copies.get(id(original), original)
+        if isinstance(original, Variable):
+            copied: Any = original.on(scopes[index])
         else:
-            values = {name: getattr(old, name) for name in attach.fields_of(old)}
+            values = {name: getattr(original, name) for name in attach.fields_of(original)}
             for name, value in values.items():
                 if attach.contains(value, is_bound):
                     values[name] = attach.frozen_containers(value, lambda leaf, _: self._copy(leaf, scopes, copies))
-            new = (cls or type(old))(**values, name=old.name, parent=scopes[index])
-        copies[id(old)] = new
-        return new
+            copied = (cls or type(original))(**values, name=original.name, parent=scopes[index])
+        copies[id(original)] = copied
+        return copied
 
 
 def _is_slot(leaf: Any) -> bool:

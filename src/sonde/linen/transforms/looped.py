@@ -163,7 +163,7 @@ def _scan(
         made, constant_outputs = _first_run(
             first, (carried, carry), sliced, lifting, variable_broadcast, out_axes, where
         )
-        shared = tuple({**old, **new} for old, new in zip(shared, made))
+        shared = tuple({**before, **after} for before, after in zip(shared, made))
     counts = lifting.counts()
     structure: list[Mixed] = []
 
@@ -195,8 +195,8 @@ def _first_run(
         made, _, (y, _) = step(carry, sliced)
         return made, y.constant
 
-    one = lambda x: jnp.asarray(x)[None]  # noqa: E731
-    rows = (jax.tree.map(one, carry), jax.tree.map(lambda x: x[:1], sliced))
+    with_axis = lambda x: jnp.asarray(x)[None]  # noqa: E731
+    rows = (jax.tree.map(with_axis, carry), jax.tree.map(lambda x: x[:1], sliced))
     has_constants = may_overlap(lifting.mutable, shared) or any(a is broadcast for a in jax.tree.leaves(out_axes))
     with sites.silence():
         if not has_constants:  # Only names and random keys are needed.
@@ -224,9 +224,9 @@ def _pair(output: Any, where: str) -> tuple[Any, Any]:
 
 def _carried_on(before: Any, after: Any, where: str) -> Any:
     """The carried variables after an iteration: new values of those that may change, old values of the others."""
-    result = tuple({**old, **new} for old, new in zip(before, after))
-    for old, new in zip(before, result):
-        made = set(_names(new)) - set(_names(old))
+    result = tuple({**earlier, **later} for earlier, later in zip(before, after))
+    for earlier, later in zip(before, result):
+        made = set(_names(later)) - set(_names(earlier))
         if made:
             raise TypeError(
                 f"{where}: variables {sorted(made)} of a carried collection were made inside the loop; what is "

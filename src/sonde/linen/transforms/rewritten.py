@@ -79,16 +79,16 @@ def _map_variables(
     lifting = Lifting(
         bridge.scopes, "map_variables", variables=(mapped, variables), changes=(mapped, variables), rngs=(rngs,)
     )
-    chosen, others = lifting.variables
+    chosen, other_groups = lifting.variables
     if init and may_overlap(lifting.mutable, True):
         with sites.silence():  # this run only makes the variables
-            _, (made, _) = lifting.call(body, (chosen, others), lifting.rngs, *args, **kwargs)
-        chosen = tuple({**old, **trans_out(new)} for old, new in zip(chosen, made))
+            _, (made, _) = lifting.call(body, (chosen, other_groups), lifting.rngs, *args, **kwargs)
+        chosen = tuple({**before, **trans_out(after)} for before, after in zip(chosen, made))
     goes_back = init or mutable
-    seen = tuple(trans_in(group) for group in chosen)
+    transformed = tuple(trans_in(group) for group in chosen)
     may_change = True if goes_back else DenyList(mapped)
     output, (of_mapped, of_others) = lifting.call(
-        body, (seen, others), lifting.rngs, *args, mutable=may_change, **kwargs
+        body, (transformed, other_groups), lifting.rngs, *args, mutable=may_change, **kwargs
     )
     lifting.publish((tuple(map(trans_out, of_mapped)) if goes_back else (), of_others))
     return output

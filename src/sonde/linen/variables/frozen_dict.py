@@ -127,8 +127,8 @@ def pop(x: Any, key: Any) -> tuple[Any, Any]:
     if isinstance(x, FrozenDict):
         return x.pop(key)
     if isinstance(x, dict):
-        rest = _thawed(x)
-        return rest, rest.pop(key)
+        remaining = _thawed(x)
+        return remaining, remaining.pop(key)
     raise TypeError(f"pop needs a FrozenDict or a dict, got {x!r} of type {type(x).__name__}")
 
 

@@ -247,8 +247,8 @@ def combine(reduce_fn: Callable[[Any, Any], Any], before: Any, value: Any, loops
     then = jax.eval_shape(reduce_fn, start, first)
     if jax.tree.map(_type, start) != jax.tree.map(_type, then):
         return reduce_fn(before, value)
-    rest = jax.tree.map(lambda x: x[1:], rows)
-    return lax.scan(lambda total, row: (jax.tree.map(jnp.asarray, reduce_fn(total, row)), None), start, rest)[0]
+    later_rows = jax.tree.map(lambda x: x[1:], rows)
+    return lax.scan(lambda total, row: (jax.tree.map(jnp.asarray, reduce_fn(total, row)), None), start, later_rows)[0]
 
 
 def _type(x: Any) -> Any:
@@ -328,8 +328,8 @@ def call_with_ends(
 
 def offer(module: Module, method: str, output: Any) -> None:
     """Sows the output of a method if `capture_intermediates` wants it."""
-    wanted = module.bound_scope("capture outputs").run.capture
-    if (method == "__call__") if wanted is True else wanted(module, method):
+    capture_filter = module.bound_scope("capture outputs").run.capture
+    if (method == "__call__") if capture_filter is True else capture_filter(module, method):
         module.sow("intermediates", method, output)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.lax import PrecisionLike
 
 from sonde import ops
 from sonde.errors import LayerInputError
@@ -22,11 +23,14 @@ from sonde.nnx.layers.place import names_its_place
 from sonde.nnx.layers.stochastic import next_key
 from sonde.nnx.modules.attribute_status import data
 from sonde.nnx.modules.module import Module
+from sonde.nnx.rng.rngs import Rngs, RngStream
 from sonde.nnx.variable.kinds import Cache, Intermediate
 from sonde.ops.attention import check_dropout_rate
 from sonde.ops.checks import expect_size
 from sonde.ops.default_initializers import default_bias_init, default_kernel_init
+from sonde.ops.dense import DotGeneral
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
+from sonde.ops.sharding import OutSharding
 
 Shape = tuple[int, ...]
 
@@ -42,7 +46,7 @@ def dot_product_attention(
     dropout_rate: float = 0.0,
     deterministic: bool = False,
     dtype: Dtype | None = None,
-    precision: Any = None,
+    precision: PrecisionLike = None,
     module: Module | None = None,
     promote_dtype: PromoteDtype = promote_dtype,
     is_causal: bool = False,
@@ -169,7 +173,7 @@ class MultiHeadAttention(Module):
         broadcast_dropout: bool = True,
         dropout_rate: float = 0.0,
         deterministic: bool | None = None,
-        precision: Any = None,
+        precision: PrecisionLike = None,
         kernel_init: Init = default_kernel_init,
         out_kernel_init: Init | None = None,
         bias_init: Init = default_bias_init,
@@ -183,9 +187,9 @@ class MultiHeadAttention(Module):
         ln_promote_dtype: PromoteDtype = promote_dtype,
         qkv_dot_general: Callable[..., jax.Array] | None = None,
         out_dot_general: Callable[..., jax.Array] | None = None,
-        qkv_dot_general_cls: Any = None,
-        out_dot_general_cls: Any = None,
-        rngs: Any,
+        qkv_dot_general_cls: Callable[[], DotGeneral] | None = None,
+        out_dot_general_cls: Callable[[], DotGeneral] | None = None,
+        rngs: Rngs,
         keep_rngs: bool = True,
         kernel_metadata: Metadata = NO_METADATA,
         out_kernel_metadata: Metadata = NO_METADATA,
@@ -297,12 +301,12 @@ class MultiHeadAttention(Module):
         *,
         mask: jax.Array | None = None,
         deterministic: bool | None = None,
-        rngs: Any = None,
+        rngs: Rngs | RngStream | jax.Array | None = None,
         sow_weights: bool = False,
         decode: bool | None = None,
         is_causal: bool = False,
-        out_sharding: Any = None,
-        qkv_sharding: Any = None,
+        out_sharding: OutSharding | None = None,
+        qkv_sharding: OutSharding | None = None,
         input_positions: jax.Array | None = None,
     ) -> jax.Array:
         """Attends.
@@ -363,7 +367,9 @@ class MultiHeadAttention(Module):
         )
         return self.out(heads, out_sharding=out_sharding)
 
-    def _dropout(self, deterministic: bool | None, rngs: Any) -> tuple[bool, jax.Array | None]:
+    def _dropout(
+        self, deterministic: bool | None, rngs: Rngs | RngStream | jax.Array | None
+    ) -> tuple[bool, jax.Array | None]:
         if self.dropout_rate == 0.0 or chosen(self, "deterministic", deterministic, self.deterministic):
             return False, None
         source = rngs if rngs is not None else self.rngs

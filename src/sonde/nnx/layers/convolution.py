@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.lax import PrecisionLike
 
 from sonde import ops
 from sonde.errors import LayerInputError
@@ -15,9 +15,11 @@ from sonde.nnx.layers.parameters import NO_METADATA, Init, Metadata, new_param, 
 from sonde.nnx.layers.place import names_its_place
 from sonde.nnx.modules.attribute_status import data
 from sonde.nnx.modules.module import Module
+from sonde.nnx.rng.rngs import Rngs
 from sonde.ops.default_initializers import default_bias_init, default_kernel_init
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
 from sonde.ops.padding import Padding
+from sonde.ops.sharding import OutSharding
 
 
 class Conv(Module):
@@ -70,13 +72,13 @@ class Conv(Module):
         mask: jax.Array | None = None,
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,
-        precision: Any = None,
+        precision: PrecisionLike = None,
         kernel_init: Init = default_kernel_init,
         bias_init: Init = default_bias_init,
         conv_general_dilated: Callable[..., jax.Array] = lax.conv_general_dilated,
         promote_dtype: PromoteDtype = promote_dtype,
         preferred_element_type: Dtype | None = None,
-        rngs: Any,
+        rngs: Rngs,
         kernel_metadata: Metadata = NO_METADATA,
         bias_metadata: Metadata = NO_METADATA,
     ):
@@ -107,7 +109,7 @@ class Conv(Module):
         self.preferred_element_type = preferred_element_type
 
     @names_its_place
-    def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
+    def __call__(self, inputs: jax.Array, out_sharding: OutSharding | None = None) -> jax.Array:
         """Convolves.
 
         Args:
@@ -181,13 +183,13 @@ class ConvTranspose(Module):
         mask: jax.Array | None = None,
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,
-        precision: Any = None,
+        precision: PrecisionLike = None,
         kernel_init: Init = default_kernel_init,
         bias_init: Init = default_bias_init,
         transpose_kernel: bool = False,
         promote_dtype: PromoteDtype = promote_dtype,
         preferred_element_type: Dtype | None = None,
-        rngs: Any,
+        rngs: Rngs,
         kernel_metadata: Metadata = NO_METADATA,
         bias_metadata: Metadata = NO_METADATA,
     ):

@@ -15,6 +15,7 @@ from sonde.nnx.layers.parameters import value_of
 from sonde.nnx.layers.place import names_its_place
 from sonde.nnx.modules.attribute_status import data
 from sonde.nnx.modules.module import Module
+from sonde.nnx.rng.rngs import Rngs
 from sonde.ops.dtypes import Dtype
 from sonde.ops.grouped_attention import Implementation
 
@@ -72,7 +73,7 @@ class GroupedAttention(Module):
         per_head: bool = False,
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,
-        rngs: Any,
+        rngs: Rngs,
     ):
         self.heads = heads
         self.key_heads = key_heads or heads

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.lax import PrecisionLike
 
 from sonde import ops
 from sonde.errors import LayerInputError
 from sonde.nnx.layers.parameters import NO_METADATA, Init, Metadata, new_param, optional_param, value_of
 from sonde.nnx.layers.place import names_its_place
 from sonde.nnx.modules.module import Module
+from sonde.nnx.rng.rngs import Rngs
 from sonde.ops.default_initializers import default_bias_init, default_embed_init, default_kernel_init, matrix_shape
+from sonde.ops.dense import DotGeneral
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
+from sonde.ops.sharding import OutSharding
 
 
 class Linear(Module):
@@ -53,13 +56,13 @@ class Linear(Module):
         use_bias: bool = True,
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,
-        precision: Any = None,
+        precision: PrecisionLike = None,
         kernel_init: Init = default_kernel_init,
         bias_init: Init = default_bias_init,
         dot_general: Callable[..., jax.Array] = lax.dot_general,
         promote_dtype: PromoteDtype = promote_dtype,
         preferred_element_type: Dtype | None = None,
-        rngs: Any,
+        rngs: Rngs,
         kernel_metadata: Metadata = NO_METADATA,
         bias_metadata: Metadata = NO_METADATA,
     ):
@@ -77,7 +80,7 @@ class Linear(Module):
         self.preferred_element_type = preferred_element_type
 
     @names_its_place
-    def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
+    def __call__(self, inputs: jax.Array, out_sharding: OutSharding | None = None) -> jax.Array:
         """Applies the map.
 
         Args:
@@ -142,12 +145,12 @@ class LinearGeneral(Module):
         param_dtype: Dtype = jnp.float32,
         kernel_init: Init = default_kernel_init,
         bias_init: Init = default_bias_init,
-        precision: Any = None,
+        precision: PrecisionLike = None,
         promote_dtype: PromoteDtype = promote_dtype,
         dot_general: Callable[..., jax.Array] | None = None,
-        dot_general_cls: Any = None,
+        dot_general_cls: Callable[[], DotGeneral] | None = None,
         preferred_element_type: Dtype | None = None,
-        rngs: Any,
+        rngs: Rngs,
         kernel_metadata: Metadata = NO_METADATA,
         bias_metadata: Metadata = NO_METADATA,
     ):
@@ -199,7 +202,7 @@ class LinearGeneral(Module):
         )
 
     @names_its_place
-    def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
+    def __call__(self, inputs: jax.Array, out_sharding: OutSharding | None = None) -> jax.Array:
         """Applies the map.
 
         Args:
@@ -262,13 +265,13 @@ class Einsum(Module):
         *,
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,
-        precision: Any = None,
+        precision: PrecisionLike = None,
         kernel_init: Init = default_kernel_init,
         bias_init: Init = default_bias_init,
         promote_dtype: PromoteDtype = promote_dtype,
         einsum_op: Callable[..., jax.Array] = jnp.einsum,
         preferred_element_type: Dtype | None = None,
-        rngs: Any,
+        rngs: Rngs,
         kernel_metadata: Metadata = NO_METADATA,
         bias_metadata: Metadata = NO_METADATA,
     ):
@@ -290,7 +293,9 @@ class Einsum(Module):
         self.preferred_element_type = preferred_element_type
 
     @names_its_place
-    def __call__(self, inputs: jax.Array, einsum_str: str | None = None, out_sharding: Any = None) -> jax.Array:
+    def __call__(
+        self, inputs: jax.Array, einsum_str: str | None = None, out_sharding: OutSharding | None = None
+    ) -> jax.Array:
         """Applies the map.
 
         Args:
@@ -347,7 +352,7 @@ class Embed(Module):
         param_dtype: Dtype = jnp.float32,
         embedding_init: Init = default_embed_init,
         promote_dtype: PromoteDtype = promote_dtype,
-        rngs: Any,
+        rngs: Rngs,
         embedding_metadata: Metadata = NO_METADATA,
     ):
         shape = (num_embeddings, features)
@@ -359,7 +364,7 @@ class Embed(Module):
         self.promote_dtype = promote_dtype
 
     @names_its_place
-    def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
+    def __call__(self, inputs: jax.Array, out_sharding: OutSharding | None = None) -> jax.Array:
         """Looks up vectors.
 
         Args:
@@ -378,7 +383,7 @@ class Embed(Module):
         )
 
     @names_its_place
-    def attend(self, query: jax.Array, out_sharding: Any = None) -> jax.Array:
+    def attend(self, query: jax.Array, out_sharding: OutSharding | None = None) -> jax.Array:
         """Scores queries against every vector: the logits of a model with tied weights.
 
         Args:

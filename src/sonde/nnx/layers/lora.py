@@ -15,10 +15,12 @@ from sonde.nnx.layers.parameters import NO_METADATA, Init, Metadata, new_param
 from sonde.nnx.layers.place import names_its_place
 from sonde.nnx.modules.attribute_status import data
 from sonde.nnx.modules.module import Module
+from sonde.nnx.rng.rngs import Rngs
 from sonde.nnx.variable.kinds import Param
 from sonde.nnx.variable.variable import Variable
 from sonde.ops.default_initializers import default_lora_a_init, zeros
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_all, promote_dtype
+from sonde.ops.sharding import OutSharding
 
 
 class LoRAParam(Param[Any]):
@@ -64,7 +66,7 @@ class LoRA(Module):
         b_initializer: Init = zeros,
         lora_param_type: type[Variable[Any]] = LoRAParam,
         promote_dtype: PromoteDtype = promote_dtype,
-        rngs: Any,
+        rngs: Rngs,
         a_metadata: Metadata = NO_METADATA,
         b_metadata: Metadata = NO_METADATA,
     ):
@@ -139,7 +141,7 @@ class LoRALinear(Linear):
         b_initializer: Init = zeros,
         lora_param_type: type[Variable[Any]] = LoRAParam,
         lora_promote_dtype: PromoteDtype = promote_dtype,
-        rngs: Any,
+        rngs: Rngs,
         a_metadata: Metadata = NO_METADATA,
         b_metadata: Metadata = NO_METADATA,
         **kwargs: Any,
@@ -160,7 +162,7 @@ class LoRALinear(Linear):
             b_metadata=b_metadata,
         )
 
-    def __call__(self, x: jax.Array, out_sharding: Any = None) -> jax.Array:  # type: ignore[override]
+    def __call__(self, x: jax.Array, out_sharding: OutSharding | None = None) -> jax.Array:  # type: ignore[override]
         """Applies both maps.
 
         Args:

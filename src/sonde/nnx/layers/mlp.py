@@ -12,6 +12,7 @@ from sonde.core import sow
 from sonde.nnx.layers.linear import Linear
 from sonde.nnx.modules.attribute_status import data
 from sonde.nnx.modules.module import Module
+from sonde.nnx.rng.rngs import Rngs
 from sonde.ops.dtypes import Dtype
 
 
@@ -47,7 +48,7 @@ class MLP(Module):
         use_bias: bool = True,
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,
-        rngs: Any,
+        rngs: Rngs,
     ):
         options: dict[str, Any] = {"use_bias": use_bias, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         self.up = Linear(features, hidden, **options)

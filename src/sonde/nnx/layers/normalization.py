@@ -5,6 +5,7 @@ The arithmetic is in `sonde.ops.norm`, with the site `normalized` before scale a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,13 +15,36 @@ from sonde import ops
 from sonde.nnx.layers.parameters import NO_METADATA, Init, Metadata, chosen, optional_param, value_of
 from sonde.nnx.layers.place import names_its_place
 from sonde.nnx.modules.module import Module
+from sonde.nnx.rng.rngs import Rngs
 from sonde.nnx.variable.kinds import BatchStat
 from sonde.ops.default_initializers import ones, zeros
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
 from sonde.ops.norm import Axes
 
 
-class BatchNorm(Module):
+class _Norm(Module):
+    """The options that all norms have."""
+
+    epsilon: float
+    axis_name: str | None
+    axis_index_groups: Sequence[Sequence[int]] | None
+    use_fast_variance: bool
+    dtype: Dtype | None
+    promote_dtype: PromoteDtype
+
+    def _averaging(self, mask: jax.Array | None) -> dict[str, Any]:
+        return {
+            "epsilon": self.epsilon,
+            "mask": mask,
+            "axis_name": self.axis_name,
+            "axis_index_groups": self.axis_index_groups,
+            "use_fast_variance": self.use_fast_variance,
+            "dtype": self.dtype,
+            "promote_dtype": self.promote_dtype,
+        }
+
+
+class BatchNorm(_Norm):
     """Normalizes every feature over the batch while training, and by running averages afterwards.
 
     Args:
@@ -67,10 +91,10 @@ class BatchNorm(Module):
         bias_init: Init = zeros,
         scale_init: Init = ones,
         axis_name: str | None = None,
-        axis_index_groups: Any = None,
+        axis_index_groups: Sequence[Sequence[int]] | None = None,
         use_fast_variance: bool = True,
         promote_dtype: PromoteDtype = promote_dtype,
-        rngs: Any,
+        rngs: Rngs,
         bias_metadata: Metadata = NO_METADATA,
         scale_metadata: Metadata = NO_METADATA,
     ):
@@ -107,7 +131,7 @@ class BatchNorm(Module):
         Returns:
             An array shaped as `x`.
         """
-        by_running_average: bool = chosen(self, "use_running_average", use_running_average, self.use_running_average)
+        by_running_average = chosen(self, "use_running_average", use_running_average, self.use_running_average)
         y, mean, var = ops.batch_norm(
             x,
             value_of(self.scale),
@@ -117,7 +141,7 @@ class BatchNorm(Module):
             use_running_average=by_running_average,
             axis=self.axis,
             momentum=self.momentum,
-            **_common(self, mask),
+            **self._averaging(mask),
         )
         if not by_running_average:
             for variable, average in ((self.mean, mean), (self.var, var)):
@@ -138,7 +162,7 @@ class BatchNorm(Module):
             self.use_running_average = use_running_average
 
 
-class LayerNorm(Module):
+class LayerNorm(_Norm):
     """Normalizes every position over its features.
 
     Args:
@@ -181,10 +205,10 @@ class LayerNorm(Module):
         reduction_axes: Axes = -1,
         feature_axes: Axes = -1,
         axis_name: str | None = None,
-        axis_index_groups: Any = None,
+        axis_index_groups: Sequence[Sequence[int]] | None = None,
         use_fast_variance: bool = True,
         promote_dtype: PromoteDtype = promote_dtype,
-        rngs: Any,
+        rngs: Rngs,
         bias_metadata: Metadata = NO_METADATA,
         scale_metadata: Metadata = NO_METADATA,
     ):
@@ -221,11 +245,11 @@ class LayerNorm(Module):
             value_of(self.bias),
             reduction_axes=self.reduction_axes,
             feature_axes=self.feature_axes,
-            **_common(self, mask),
+            **self._averaging(mask),
         )
 
 
-class RMSNorm(Module):
+class RMSNorm(_Norm):
     """Divides every position by the root of its mean square.
 
     Args:
@@ -263,10 +287,10 @@ class RMSNorm(Module):
         reduction_axes: Axes = -1,
         feature_axes: Axes = -1,
         axis_name: str | None = None,
-        axis_index_groups: Any = None,
+        axis_index_groups: Sequence[Sequence[int]] | None = None,
         use_fast_variance: bool = True,
         promote_dtype: PromoteDtype = promote_dtype,
-        rngs: Any,
+        rngs: Rngs,
         scale_metadata: Metadata = NO_METADATA,
     ):
         shape = (num_features,)
@@ -299,11 +323,11 @@ class RMSNorm(Module):
             value_of(self.scale),
             reduction_axes=self.reduction_axes,
             feature_axes=self.feature_axes,
-            **_common(self, mask),
+            **self._averaging(mask),
         )
 
 
-class GroupNorm(Module):
+class GroupNorm(_Norm):
     """Normalizes groups of features of every example.
 
     Args:
@@ -349,10 +373,10 @@ class GroupNorm(Module):
         scale_init: Init = ones,
         reduction_axes: Axes | None = None,
         axis_name: str | None = None,
-        axis_index_groups: Any = None,
+        axis_index_groups: Sequence[Sequence[int]] | None = None,
         use_fast_variance: bool = True,
         promote_dtype: PromoteDtype = promote_dtype,
-        rngs: Any,
+        rngs: Rngs,
         bias_metadata: Metadata = NO_METADATA,
         scale_metadata: Metadata = NO_METADATA,
     ):
@@ -390,11 +414,11 @@ class GroupNorm(Module):
             value_of(self.bias),
             num_groups=self.num_groups,
             reduction_axes=self.reduction_axes,
-            **_common(self, mask),
+            **self._averaging(mask),
         )
 
 
-class InstanceNorm(Module):
+class InstanceNorm(_Norm):
     """Normalizes every feature of every example over the axes between batch and features.
 
     Args:
@@ -435,10 +459,10 @@ class InstanceNorm(Module):
         scale_init: Init = ones,
         feature_axes: Axes = -1,
         axis_name: str | None = None,
-        axis_index_groups: Any = None,
+        axis_index_groups: Sequence[Sequence[int]] | None = None,
         use_fast_variance: bool = True,
         promote_dtype: PromoteDtype = promote_dtype,
-        rngs: Any,
+        rngs: Rngs,
         bias_metadata: Metadata = NO_METADATA,
         scale_metadata: Metadata = NO_METADATA,
     ):
@@ -473,20 +497,8 @@ class InstanceNorm(Module):
             value_of(self.scale),
             value_of(self.bias),
             feature_axes=self.feature_axes,
-            **_common(self, mask),
+            **self._averaging(mask),
         )
-
-
-def _common(layer: Any, mask: jax.Array | None) -> dict[str, Any]:
-    return {
-        "epsilon": layer.epsilon,
-        "mask": mask,
-        "axis_name": layer.axis_name,
-        "axis_index_groups": layer.axis_index_groups,
-        "use_fast_variance": layer.use_fast_variance,
-        "dtype": layer.dtype,
-        "promote_dtype": layer.promote_dtype,
-    }
 
 
 @names_its_place

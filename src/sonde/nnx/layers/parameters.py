@@ -10,11 +10,13 @@ import jax.numpy as jnp
 
 from sonde.errors import LayerInputError
 from sonde.nnx.modules.attribute_status import data
+from sonde.nnx.modules.module import Module
 from sonde.nnx.rng.rngs import Rngs, RngStream
 from sonde.nnx.variable.kinds import Param
 from sonde.nnx.variable.metadata import VariableMetadata
 from sonde.nnx.variable.variable import Variable
 from sonde.ops.default_initializers import SAME_WHEN_COMPILED, compiled_draw
+from sonde.ops.dtypes import Dtype
 
 Metadata = Mapping[str, Any]
 Init = Callable[..., Any]
@@ -23,11 +25,11 @@ NO_METADATA: Metadata = {}
 
 
 def new_param(
-    layer: Any,
-    rngs: Any,
-    init: Callable[..., Any],
+    layer: Module,
+    rngs: Rngs,
+    init: Init,
     shape: Sequence[int],
-    dtype: Any,
+    dtype: Dtype,
     metadata: Metadata,
     *,
     kind: type[Variable[Any]] = Param,
@@ -64,7 +66,7 @@ def new_param(
     return kind(value, **metadata)
 
 
-def _drawn(init: Init, stream: RngStream, shape: tuple[int, ...], dtype: Any) -> Any:
+def _drawn(init: Init, stream: RngStream, shape: tuple[int, ...], dtype: Dtype) -> Any:
     if init not in SAME_WHEN_COMPILED or stream.key.shape:
         return init(stream(), shape, dtype)
     value, count = compiled_draw(init, shape, jnp.dtype(dtype))(stream.key.get_value(), stream.count.get_value())
@@ -72,7 +74,7 @@ def _drawn(init: Init, stream: RngStream, shape: tuple[int, ...], dtype: Any) ->
     return value
 
 
-def optional_param(use: bool, layer: Any, *args: Any, **kwargs: Any) -> Any:
+def optional_param(use: bool, layer: Module, *args: Any, **kwargs: Any) -> Any:
     """The same as `new_param`, or an empty attribute if `use` is False."""
     return new_param(layer, *args, **kwargs) if use else data(None)
 
@@ -82,7 +84,7 @@ def value_of(variable: Variable[Any] | None) -> Any:
     return None if variable is None else variable[...]
 
 
-def chosen(layer: Any, option: str, in_call: Any, in_constructor: Any) -> Any:
+def chosen(layer: Module, option: str, in_call: bool | None, in_constructor: bool | None) -> bool:
     """The value of an option: the one from the call, or else the one from the constructor.
 
     Raises:

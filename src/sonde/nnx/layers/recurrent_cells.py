@@ -51,7 +51,9 @@ class RNNCellBase(Module):
         """
         raise TypeError(f"{type(self).__name__} must define __call__(carry, inputs) to be a cell.")
 
-    def initialize_carry(self, input_shape: tuple[int, ...], rngs: Any = None, carry_init: Init | None = None) -> Any:
+    def initialize_carry(
+        self, input_shape: tuple[int, ...], rngs: Rngs | RngStream | None = None, carry_init: Init | None = None
+    ) -> Any:
         """Makes the initial memory.
 
         Args:
@@ -81,7 +83,7 @@ class _VectorCell(RNNCellBase):
     carry_init: Init | None
     rngs: RngStream | None
 
-    def _keep(self, rngs: Any, keep_rngs: bool, carry_init: Init | None) -> None:
+    def _keep(self, rngs: Rngs, keep_rngs: bool, carry_init: Init | None) -> None:
         if keep_rngs:
             warnings.warn(
                 "keep_rngs=True is an old way to draw the first carry: give `rngs` to initialize_carry, and leave out "
@@ -100,7 +102,9 @@ class _VectorCell(RNNCellBase):
         self.carry_init = carry_init
 
     @names_its_place
-    def initialize_carry(self, input_shape: tuple[int, ...], rngs: Any = None, carry_init: Init | None = None) -> Any:
+    def initialize_carry(
+        self, input_shape: tuple[int, ...], rngs: Rngs | RngStream | None = None, carry_init: Init | None = None
+    ) -> Any:
         """Makes the initial memory: zeros, unless an initializer is given.
 
         Args:
@@ -150,7 +154,7 @@ class _GatedCell(_VectorCell):
         carry_init: Init | None = None,
         promote_dtype: PromoteDtype = promote_dtype,
         keep_rngs: bool = False,
-        rngs: Any,
+        rngs: Rngs,
         kernel_metadata: Metadata = NO_METADATA,
         recurrent_kernel_metadata: Metadata = NO_METADATA,
         bias_metadata: Metadata = NO_METADATA,
@@ -378,7 +382,7 @@ class SimpleCell(_VectorCell):
         bias_init: Init = default_bias_init,
         promote_dtype: PromoteDtype = promote_dtype,
         keep_rngs: bool = False,
-        rngs: Any,
+        rngs: Rngs,
         kernel_metadata: Metadata = NO_METADATA,
         recurrent_kernel_metadata: Metadata = NO_METADATA,
         bias_metadata: Metadata = NO_METADATA,

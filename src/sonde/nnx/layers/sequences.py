@@ -166,8 +166,8 @@ class Bidirectional(Module):
 
     def __init__(
         self,
-        forward_rnn: Any,
-        backward_rnn: Any,
+        forward_rnn: Callable[..., Any],
+        backward_rnn: Callable[..., Any],
         *,
         merge_fn: Callable[[jax.Array, jax.Array], jax.Array] = lambda a, b: jnp.concatenate([a, b], axis=-1),
         time_major: bool = False,
@@ -224,7 +224,7 @@ class Bidirectional(Module):
         return ((forward_carry, backward_carry), outputs) if return_carry else outputs
 
 
-def _carry_stream(rngs: Any) -> RngStream | None:
+def _carry_stream(rngs: Rngs | RngStream | bool | None) -> RngStream | None:
     if rngs is True:
         return RngStream(0, tag="carry")
     if rngs is None or rngs is False:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
@@ -94,7 +93,7 @@ class Dropout(Module):
             self.deterministic = deterministic
 
 
-def next_key(source: Any, collection: str) -> jax.Array:
+def next_key(source: Rngs | RngStream | jax.Array, collection: str) -> jax.Array:
     """The next key of random streams or of one stream; a key is returned as it is."""
     if isinstance(source, Rngs):
         return source[collection]()
@@ -105,7 +104,7 @@ def next_key(source: Any, collection: str) -> jax.Array:
     raise LayerInputError(f"`rngs` must be an nnx.Rngs, an nnx.RngStream or a random key, got {type(source).__name__}.")
 
 
-def _own_stream(rngs: Any, collection: str) -> RngStream | None:
+def _own_stream(rngs: Rngs | RngStream | None, collection: str) -> RngStream | None:
     if rngs is None:
         return None
     if isinstance(rngs, Rngs):

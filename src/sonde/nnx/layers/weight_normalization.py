@@ -6,6 +6,7 @@ normalized weights, not those it held before.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from sonde.nnx.layers.parameters import Init, chosen
 from sonde.nnx.layers.place import names_its_place
 from sonde.nnx.modules.attribute_status import data
 from sonde.nnx.modules.module import Module
+from sonde.nnx.rng.rngs import Rngs
 from sonde.nnx.states.filters import Filter, PathContains, to_predicate
 from sonde.nnx.structure.iteration import iter_graph
 from sonde.nnx.variable.kinds import BatchStat, Param
@@ -54,7 +56,7 @@ class SpectralNorm(Module):
 
     def __init__(
         self,
-        layer_instance: Any,
+        layer_instance: Callable[..., Any],
         *,
         n_steps: int = 1,
         epsilon: float = 1e-12,
@@ -62,7 +64,7 @@ class SpectralNorm(Module):
         param_dtype: Dtype = jnp.float32,
         error_on_non_matrix: bool = False,
         update_stats: bool = True,
-        rngs: Any,
+        rngs: Rngs,
     ):
         self.layer_instance = layer_instance
         self.n_steps = n_steps
@@ -137,7 +139,7 @@ class WeightNorm(Module):
 
     def __init__(
         self,
-        layer_instance: Any,
+        layer_instance: Callable[..., Any],
         *,
         feature_axes: Axes | None = -1,
         use_scale: bool = True,
@@ -147,7 +149,7 @@ class WeightNorm(Module):
         param_dtype: Dtype = jnp.float32,
         variable_filter: Filter = _KERNELS,
         promote_dtype: PromoteDtype = promote_dtype,
-        rngs: Any,
+        rngs: Rngs,
     ):
         self.layer_instance = layer_instance
         self.feature_axes = feature_axes
@@ -196,7 +198,7 @@ class WeightNorm(Module):
         return self.layer_instance(x, *args, **kwargs)
 
 
-def _params(layer: Any, chosen: Filter) -> list[tuple[tuple[Any, ...], Variable[Any]]]:
+def _params(layer: Callable[..., Any], chosen: Filter) -> list[tuple[tuple[Any, ...], Variable[Any]]]:
     """The parameters of a layer that a filter chooses (not copies), with their paths."""
     matches = to_predicate(chosen)
     return [
