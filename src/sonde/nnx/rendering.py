@@ -9,7 +9,7 @@ Each class says what it shows in methods of `Rendered`, so this file knows none 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -35,7 +35,7 @@ class Rendered:
     def __repr__(self) -> str:
         return Writer(numbers=self._nnx_shows_numbers).write(self, 0)
 
-    def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Callable[..., Any]) -> Any:
         import treescope  # type: ignore[import-not-found]  # called by treescope, so it is installed
 
         return treescope.repr_lib.render_object_constructor(

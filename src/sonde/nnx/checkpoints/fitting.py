@@ -104,7 +104,7 @@ def match(
         raise ValueError(
             f"The checkpoint {where} does not fit the model. Nothing was restored.\n"
             + "\n".join(problems)
-            + _advice(missing and not missing_ok, extra and not extra_ok, dtypes)
+            + _advice(bool(missing) and not missing_ok, bool(extra) and not extra_ok, bool(dtypes))
         )
     return matches
 
@@ -124,7 +124,7 @@ def _listed(what: str, items: list[str]) -> list[str]:
     return [f"  {what} ({len(items)}):", *(f"    {item}" for item in items[:SHOWN]), *more]
 
 
-def _advice(missing: object, extra: object, dtypes: object) -> str:
+def _advice(missing: bool, extra: bool, dtypes: bool) -> str:
     ways = [
         *(["missing='keep' keeps the model's own values"] if missing else []),
         *(["extra='ignore' leaves the rest of the checkpoint alone"] if extra else []),

@@ -13,6 +13,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -62,7 +63,7 @@ def write(path: str, entries: list[Entry], *, pure: bool, overwrite: bool) -> No
 
 
 @contextlib.contextmanager
-def _reader(ocp: Any) -> Iterator[Any]:
+def _reader(ocp: ModuleType) -> Iterator[Any]:
     checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     try:
         yield checkpointer
@@ -114,7 +115,7 @@ def fetch(path: str, wanted: Mapping[Name, Any]) -> dict[Name, Any]:
     """
     ocp = _orbax()
 
-    def how(keys: Any, leaf: Any) -> Any:
+    def how(keys: tuple[Any, ...], leaf: Any) -> Any:
         target = wanted.get(_name(keys))
         sharding = sharding_of(target)
         if sharding is not None:
@@ -132,7 +133,7 @@ def fetch(path: str, wanted: Mapping[Name, Any]) -> dict[Name, Any]:
     return {name: leaf for name, leaf in _leaves(restored) if name in wanted}
 
 
-def _name(keys: Any) -> Name:
+def _name(keys: tuple[Any, ...]) -> Name:
     return tuple(str(key_of(key)) for key in keys)
 
 

@@ -9,6 +9,7 @@ _GRAPH = (
     "structure.pop",
     "structure.nodes",
     "structure.contexts",
+    "structure.identities",
     "structure.iteration",
     "structure.mapping",
     "structure.mode",

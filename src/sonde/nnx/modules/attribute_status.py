@@ -105,7 +105,7 @@ def declared_in(cls: type) -> dict[str, bool]:
 
 
 def static_holds_data(
-    node: object, name: Any, value: Any, data_inside: list[Any], *, explicit: bool, was_static: bool
+    node: object, name: str | int, value: Any, data_inside: list[Any], *, explicit: bool, was_static: bool
 ) -> ValueError:
     """The error for data in a static attribute, which says what to do about it."""
     cls = type(node).__name__

@@ -35,7 +35,7 @@ from sonde.nnx.variable.variable import Variable
 
 
 def capture(
-    fn: Any,
+    fn: Callable[..., Any],
     *var_types: type[Variable[Any]],
     init: Mapping[Any, Any] | None = None,
     method_outputs: type[Variable[Any]] | None = None,
@@ -89,7 +89,7 @@ def capture(
 
 
 def capture_grads(
-    fn: Any,
+    fn: Callable[..., Any],
     *var_types: type[Variable[Any]],
     method_outputs: type[Variable[Any]] | None = None,
 ) -> Callable[..., Any]:
@@ -143,19 +143,19 @@ def capture_grads(
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _check_types(var_types: tuple[Any, ...], method_outputs: Any) -> None:
+def _check_types(var_types: tuple[Any, ...], method_outputs: type | None) -> None:
     for t in (*var_types, *([method_outputs] if method_outputs is not None else [])):
         if not (isinstance(t, type) and issubclass(t, Variable)):
             raise TypeError(f"nnx.capture takes types of Variable, such as nnx.Intermediate; got {t!r}")
 
 
-def _root(fn: Any, args: Any, kwargs: Any) -> Module:
+def _root(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Module:
     """The Module that paths count from."""
     for f in (fn, inspect.unwrap(fn)):
         if isinstance(f, Module):
             return f
         if isinstance(getattr(f, "__self__", None), Module):
-            return f.__self__
+            return f.__self__  # pyright: ignore[reportFunctionMemberAccess]
         if isinstance(f, functools.partial):
             args = (*f.args, *args)
     for x in (*args, *kwargs.values()):
@@ -184,9 +184,9 @@ def _given_values(init: Mapping[Any, Any] | None) -> Values:
 
 
 def _run(
-    fn: Any,
-    args: Any,
-    kwargs: Any,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
     root: Module,
     types: tuple[type, ...],
     initial: Values,

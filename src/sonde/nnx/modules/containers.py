@@ -161,7 +161,7 @@ class List(Module, MutableSequence[A], Generic[A]):
         blank._split(layout)
         return blank
 
-    def _become(self, layout: Layout, data: Any, static: Any) -> None:
+    def _become(self, layout: Layout, data: Iterable[Any], static: Iterable[Any]) -> None:
         self._split(layout)
         attributes(self).clear()
         self._fill(layout, data, static)
@@ -176,7 +176,7 @@ class List(Module, MutableSequence[A], Generic[A]):
         _set_statuses(self, statuses)
         _set_whole(self, layout)
 
-    def _fill(self, layout: Layout, data: Any, static: Any) -> None:
+    def _fill(self, layout: Layout, data: Iterable[Any], static: Iterable[Any]) -> None:
         items, attribute_values = self._items, attributes(self)
         for names, values in ((layout.static, static), (layout.data, data)):
             for name, value in zip(names, values):
@@ -185,10 +185,10 @@ class List(Module, MutableSequence[A], Generic[A]):
                 else:
                     attribute_values[name] = value
 
-    def _get_child(self, key: Any) -> Any:
+    def _get_child(self, key: str | int) -> Any:
         return self._items[key] if isinstance(key, int) else super()._get_child(key)
 
-    def _set_child(self, key: Any, value: Any) -> None:
+    def _set_child(self, key: str | int, value: Any) -> None:
         if not isinstance(key, int):
             super()._set_child(key, value)
         elif key == len(self._items):
@@ -196,7 +196,7 @@ class List(Module, MutableSequence[A], Generic[A]):
         else:
             self[key] = value
 
-    def _delete_child(self, key: Any) -> None:
+    def _delete_child(self, key: str | int) -> None:
         if isinstance(key, int):
             del self[key]
         else:
@@ -262,7 +262,7 @@ class Dict(Module, MutableMapping[str, A], Generic[A]):
     def __getitem__(self, key: str) -> Any:
         return attributes(self)[key]
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: str, value: A) -> None:
         if not isinstance(key, str):
             raise TypeError(f"The keys of an nnx.Dict are attribute names, so they must be strings, got {key!r}.")
         setattr(self, key, value)

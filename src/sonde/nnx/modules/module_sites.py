@@ -111,7 +111,7 @@ def _is_wanted(variable_type: type) -> bool:
 
 
 def sow(
-    module: Any,
+    module: Pytree,
     variable_type: type,
     name: str,
     value: Any,
@@ -131,7 +131,7 @@ def sow(
     return True
 
 
-def _note(module: Any, tag: Sown, value: Any) -> None:
+def _note(module: Pytree, tag: Sown, value: Any) -> None:
     """Keeps a value sown while a function is traced, until its call ends: only then does the capture get it."""
     for stack in call_stacks():
         segment = stack.segments[-1]
@@ -139,7 +139,7 @@ def _note(module: Any, tag: Sown, value: Any) -> None:
             segment.notes.append((module, tag, value))
 
 
-def noted(stack: CallStack, module: Any) -> Iterator[tuple[Sown, Any]]:
+def noted(stack: CallStack, module: Pytree) -> Iterator[tuple[Sown, Any]]:
     """What a Module has sown in the functions that are being traced."""
     for segment in stack.segments[1:]:
         for sower, tag, value in segment.notes:
@@ -147,7 +147,7 @@ def noted(stack: CallStack, module: Any) -> Iterator[tuple[Sown, Any]]:
                 yield tag, value
 
 
-def perturb(module: Any, name: str, value: Any, variable_type: type) -> Any | None:
+def perturb(module: Pytree, name: str, value: Any, variable_type: type) -> Any | None:
     """The value to continue with; None if no capture runs."""
     if not SESSIONS.threads or capture_state() is None:
         return None
@@ -174,7 +174,7 @@ def observed(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _outputs(module: Any, name: str, fn: Callable[..., Any], result: Any) -> Any:
+def _outputs(module: Pytree, name: str, fn: Callable[..., Any], result: Any) -> Any:
     """Records the output of a method as the types that captures ask for."""
     state: Any = capture_state()
     output_types = [w.more.outputs for w in state.modules if isinstance(w.more, Types) and w.more.outputs is not None]
@@ -191,7 +191,7 @@ def _outputs(module: Any, name: str, fn: Callable[..., Any], result: Any) -> Any
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def carry(original: Any, copy: Any) -> None:
+def carry(original: Pytree, copy: Pytree) -> None:
     """Marks `copy` as a copy of `original`."""
     if captures_run() and original is not copy:
         set_origin(copy, Origin(original, getattr(original, "_origin", None)))

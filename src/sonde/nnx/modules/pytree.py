@@ -20,7 +20,7 @@ from __future__ import annotations
 import abc
 import copy as copy_module
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, dataclass_transform
 
 import jax
@@ -168,7 +168,7 @@ class Pytree(_Slotted, Rendered, metaclass=PytreeMeta):
     _never_a_pytree: ClassVar[bool] = False
     #: Whether objects have nothing but attributes, so that `build` may set them without `_blank` and `_fill`.
     _only_attributes: ClassVar[bool] = True
-    _declared: ClassVar[Mapping[str, bool]] = {}
+    _declared: ClassVar[Mapping[str | int, bool]] = {}
     _descriptors: ClassVar[frozenset[str]] = frozenset()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -238,7 +238,7 @@ class Pytree(_Slotted, Rendered, metaclass=PytreeMeta):
         _set_stamp(self, number)
         return True
 
-    def _status_for(self, name: Any, value: Any, status: bool | None, explicit: bool | None) -> bool:
+    def _status_for(self, name: str | int, value: Any, status: bool | None, explicit: bool | None) -> bool:
         """The status that an attribute gets when `value` is assigned.
 
         Raises:
@@ -302,13 +302,13 @@ class Pytree(_Slotted, Rendered, metaclass=PytreeMeta):
         _set_stamp(blank, 0)
         return blank
 
-    def _fill(self, layout: Layout, data: Any, static: Any) -> None:
+    def _fill(self, layout: Layout, data: Iterable[Any], static: Iterable[Any]) -> None:
         """Sets all attributes, in the order of their names."""
         values = attributes(self)
         values.update(layout.status)  # sets the order of the names
         values.update(zip(layout.data_then_static, (*data, *static)))
 
-    def _become(self, layout: Layout, data: Any, static: Any) -> None:
+    def _become(self, layout: Layout, data: Iterable[Any], static: Iterable[Any]) -> None:
         """Replaces all attributes."""
         attributes(self).clear()
         _set_layout(self, layout)
@@ -317,7 +317,7 @@ class Pytree(_Slotted, Rendered, metaclass=PytreeMeta):
         _set_stamp(self, number)
 
     @classmethod
-    def _assemble(cls, layout: Layout, data: Any, static: Any) -> Self:
+    def _assemble(cls, layout: Layout, data: Iterable[Any], static: Iterable[Any]) -> Self:
         """Makes an object with these attributes, without `__init__`."""
         assembled = cls._blank(layout, trace_level())
         if cls._only_attributes:  # in JAX's order, as in Flax
@@ -326,15 +326,15 @@ class Pytree(_Slotted, Rendered, metaclass=PytreeMeta):
             assembled._fill(layout, data, static)
         return assembled
 
-    def _get_child(self, key: Any) -> Any:
+    def _get_child(self, key: str) -> Any:
         """The child at a key of a state; `KeyError` or `IndexError` if there is none."""
         return attributes(self)[key]
 
-    def _set_child(self, key: Any, value: Any) -> None:
+    def _set_child(self, key: str, value: Any) -> None:
         """Sets the child at a key of a state."""
         setattr(self, key, value)
 
-    def _delete_child(self, key: Any) -> None:
+    def _delete_child(self, key: str) -> None:
         """Removes the child at a key of a state."""
         delattr(self, key)
 
@@ -364,7 +364,7 @@ class Pytree(_Slotted, Rendered, metaclass=PytreeMeta):
         layout = self._layout if len(attributes(self)) == self._layout.size else self._resynchronised()
         return dict(attributes(self)), layout
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: tuple[dict[str, Any], Layout]) -> None:
         values, layout = state
         attributes(self).update(values)
         _set_layout(self, layout)
@@ -475,7 +475,7 @@ def _origin_for_copies(node: Pytree) -> Origin | None:
 
 
 def _register(cls: type[Pytree]) -> None:
-    def unflatten(structure: StaticPart, data: Any) -> Pytree:
+    def unflatten(structure: StaticPart, data: Iterable[Any]) -> Pytree:
         layout, static, origin = structure
         rebuilt = cls._assemble(layout, data, static)
         if origin is not None:

@@ -73,7 +73,7 @@ class GivenValues:
         return [self.values[t][key] for t, key in keys], tuple(keys)
 
     @classmethod
-    def tree_unflatten(cls, keys: Any, children: Any) -> GivenValues:
+    def tree_unflatten(cls, keys: Iterable[tuple[type, Key]], children: Iterable[Any]) -> GivenValues:
         """The rule with these arrays."""
         values: Values = {}
         for (t, key), value in zip(keys, children):

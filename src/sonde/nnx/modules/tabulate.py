@@ -187,7 +187,7 @@ def _with_values(leaves: list[Any], values: list[Any]) -> list[Any]:
     return made
 
 
-def _with_flops(row: CallInfo, node: Any, flops: bool, vjp_flops: bool) -> CallInfo:
+def _with_flops(row: CallInfo, node: Module | None, flops: bool, vjp_flops: bool) -> CallInfo:
     if node is None:
         return row
     walked = walk(node, graph=True, verb="tabulate")

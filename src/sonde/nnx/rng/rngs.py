@@ -183,7 +183,7 @@ class Rngs(_KeySource):
         ((), ['dropout', 'default'])
     """
 
-    def __init__(self, default: Any = None, **rngs: Any):
+    def __init__(self, default: RngValue | RngStream | Mapping[str, Any] | None = None, **rngs: Any):
         if isinstance(default, Mapping):
             rngs = {**default, **rngs}
         elif default is not None:

@@ -160,11 +160,11 @@ class State(Rendered, MutableMapping[K, V]):
             raise AttributeError(f"No attribute '{name}' in State; it has {list(mapping)}.")
         return self[name]  # type: ignore[index]
 
-    def __setitem__(self, key: K, value: Any) -> None:
+    def __setitem__(self, key: K, value: V | Mapping[Any, Any]) -> None:
         self._mapping[key] = value._mapping if isinstance(value, State) else value
         epoch.bump()
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: V | Mapping[Any, Any]) -> None:
         self[name] = value  # type: ignore[index]
 
     def __delitem__(self, key: K) -> None:
@@ -194,7 +194,7 @@ class State(Rendered, MutableMapping[K, V]):
     def __getstate__(self) -> Any:
         return self._mapping
 
-    def __setstate__(self, mapping: Any) -> None:
+    def __setstate__(self, mapping: dict[Any, Any]) -> None:
         object.__setattr__(self, "_mapping", mapping)
 
     def map(self, f: Callable[[PathParts, V], Any]) -> State[K, Any]:

@@ -74,6 +74,8 @@ def flatten_mapping(
     return dict(out) if sep is None else {sep.join(map(str, path)): value for path, value in out}
 
 
-def unflatten_mapping(xs: Any, /, *, sep: str | None = None) -> dict[Any, Any]:
+def unflatten_mapping(
+    xs: Mapping[Any, Any] | Iterable[tuple[Any, Any]], /, *, sep: str | None = None
+) -> dict[Any, Any]:
     """The inverse of `flatten_mapping`: from paths (a mapping or pairs) to nested dicts."""
     return unflatten_dict(xs, sep)

@@ -13,7 +13,7 @@ from sonde._jax import trace_level
 from sonde.nnx.modules.pytree import _set_dict, _set_layout, _set_level, _set_stamp
 from sonde.nnx.states import traversals
 from sonde.nnx.states.state import FlatState, State
-from sonde.nnx.structure.definitions import REFERENCE, Path, children_of, count_leaves, unflatten_once
+from sonde.nnx.structure.definitions import REFERENCE, Definition, Path, children_of, count_leaves, unflatten_once
 from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, OTHER, VARIABLE
 from sonde.nnx.variable.variable import Variable
 
@@ -25,7 +25,7 @@ class _Misfit(Exception):
 
 
 def build(
-    definition: Any,
+    definition: Definition,
     leaves: Iterable[Any] | None = None,
     *,
     state: Any = None,
@@ -88,7 +88,7 @@ class _Builder:
         self.known, self.recreate, self.prototypes, self.remember = known, recreate, prototypes, remember
         self.level = trace_level()
 
-    def make(self, d: Any, source: Any) -> Any:
+    def make(self, d: Definition, source: Any) -> Any:
         """Makes what a definition describes."""
         tag = d[0]
         if tag == NODE:
@@ -111,7 +111,7 @@ class _Builder:
         made = [self.make(child, source[key] if count_leaves(child) else None) for key, child in zip(keys, children)]
         return unflatten_once(cls, keys, rebuild, made)
 
-    def make_variable(self, d: Any, source: Any) -> Any:
+    def make_variable(self, d: Definition, source: Any) -> Any:
         """Makes a Variable; with `recreate=False`, returns a bare value as it is."""
         value = source if self.from_state else self.next_leaf()
         if self.recreate and not isinstance(value, Variable):
@@ -120,7 +120,7 @@ class _Builder:
             self.known[d[2]] = value
         return value
 
-    def make_node(self, d: Any, source: Any) -> Any:
+    def make_node(self, d: Definition, source: Any) -> Any:
         """Makes a Pytree or Module."""
         _, cls, index, layout, static, children, entries, n = d
         node, values = self.blank(d)
@@ -143,7 +143,7 @@ class _Builder:
             node._fill(layout, values.values(), static)
         return node
 
-    def blank(self, d: Any) -> tuple[Any, dict[Any, Any]]:
+    def blank(self, d: Definition) -> tuple[Any, dict[Any, Any]]:
         """Makes a node without attributes, and a dict for them: copying a prototype is cheaper than filling one."""
         _, cls, _, layout, static, *_ = d
         if self.prototypes is None or not cls._only_attributes:
@@ -158,7 +158,7 @@ class _Builder:
             values.update(zip(layout.static, static))
         return node, values.copy()
 
-    def make_and_finish(self, d: Any, path: Path, finish: Callable[[Path, Any], Any]) -> Any:
+    def make_and_finish(self, d: Definition, path: Path, finish: Callable[[Path, Any], Any]) -> Any:
         """As `make`, with `finish` called on everything that is made."""
         tag, known = d[0], self.known
         if tag == REFERENCE:
@@ -185,7 +185,7 @@ class _Builder:
         return value
 
 
-def restore(d: Any, leaves: Iterator[Any], known: dict[Any, Any], outer: Mapping[int, Any]) -> Any:
+def restore(d: Definition, leaves: Iterator[Any], known: dict[Any, Any], outer: Mapping[int, Any]) -> Any:
     """Restores what a definition describes, reusing the objects in `outer` with the same numbers.
 
     Args:
@@ -230,7 +230,7 @@ def _plain_mapping(state: Any, entries: int) -> Any:
     return state
 
 
-def collect(definition: Any, state: Any) -> list[Any]:
+def collect(definition: Definition, state: Any) -> list[Any]:
     """The leaves of a state in the order that `build` needs.
 
     Raises:
@@ -256,7 +256,7 @@ def collect(definition: Any, state: Any) -> list[Any]:
     return out
 
 
-def _gather(d: Any, mapping: Any, path: Path, out: list[Any], missing: list[Path], surplus: list[Path]) -> None:
+def _gather(d: Definition, mapping: Any, path: Path, out: list[Any], missing: list[Path], surplus: list[Path]) -> None:
     """Sorts the leaves of a node or container into `out`, and paths that one side lacks into `missing` or `surplus`."""
     names, children = children_of(d)
     if type(mapping) is not dict:
@@ -282,7 +282,7 @@ def _gather(d: Any, mapping: Any, path: Path, out: list[Any], missing: list[Path
         _surplus(d, mapping, path, surplus)
 
 
-def _surplus(d: Any, mapping: Mapping[Any, Any], path: Path, surplus: list[Path]) -> None:
+def _surplus(d: Definition, mapping: Mapping[Any, Any], path: Path, surplus: list[Path]) -> None:
     expected_names = {
         name
         for name, child in zip(*children_of(d))

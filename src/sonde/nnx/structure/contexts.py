@@ -12,65 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 from sonde.nnx.states.filters import Filter
 from sonde.nnx.states.state import merge_state, split_flat, states_of
 from sonde.nnx.structure.build import build, collect, restore
 from sonde.nnx.structure.definitions import numbered_as
+from sonde.nnx.structure.identities import IndexMap, RefMap
 from sonde.nnx.structure.split_merge import GraphDef
 from sonde.nnx.structure.walk import Walk, objects_of, walk
 from sonde.nnx.variable.variable import Variable
-
-
-class IndexMap(dict[int, Any]):
-    """Objects by number."""
-
-    @classmethod
-    def from_refmap(cls, refmap: RefMap) -> IndexMap:
-        """The inverse of a RefMap."""
-        return cls({index: obj for obj, index in refmap.items()})
-
-
-class RefMap(MutableMapping[Any, Any]):
-    """A mapping whose keys are compared by identity.
-
-    Args:
-        items: pairs of key and value, or a mapping.
-    """
-
-    def __init__(self, items: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = (), /):
-        self._entries: dict[int, tuple[Any, Any]] = {}
-        for key, value in items.items() if isinstance(items, Mapping) else items:
-            self[key] = value
-
-    @classmethod
-    def from_indexmap(cls, indexmap: Mapping[int, Any]) -> RefMap:
-        """Numbers by object."""
-        return cls((obj, index) for index, obj in indexmap.items())
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._entries[id(key)][1]
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._entries[id(key)] = (key, value)
-
-    def __delitem__(self, key: Any) -> None:
-        del self._entries[id(key)]
-
-    def __contains__(self, key: object) -> bool:
-        return id(key) in self._entries
-
-    def __iter__(self) -> Iterator[Any]:
-        return (key for key, _ in self._entries.values())
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def numbers(self) -> dict[int, Any]:
-        """The values by the identity of their keys."""
-        return {key: value for key, (_, value) in self._entries.items()}
 
 
 class UpdateContext:
@@ -82,7 +34,7 @@ class UpdateContext:
         inner: the numbers of their copies; None before the inner merge.
     """
 
-    def __init__(self, tag: Any):
+    def __init__(self, tag: Hashable):
         self.tag = tag
         self.outer: IndexMap | None = None
         self.inner: RefMap | None = None
@@ -121,7 +73,7 @@ class update_context(contextlib.ContextDecorator):
         2
     """
 
-    def __init__(self, tag: Any, /):
+    def __init__(self, tag: Hashable, /):
         self._tag = tag
 
     def __enter__(self) -> UpdateContext:
@@ -133,7 +85,7 @@ class update_context(contextlib.ContextDecorator):
         _open.contexts = _open.contexts[:-1]
 
 
-def current_update_context(tag: Any, /) -> UpdateContext:
+def current_update_context(tag: Hashable, /) -> UpdateContext:
     """The innermost open update context of that name.
 
     Raises:
@@ -177,7 +129,7 @@ class MergeContext:
         self._inner = inner
         self._known: dict[Any, Any] = {}
 
-    def merge(self, graphdef: GraphDef[Any], state: Any, /, *states: Any) -> Any:
+    def merge(self, graphdef: GraphDef[Any], state: Mapping[Any, Any], /, *states: Any) -> Any:
         """As `nnx.merge`, with new Variables; references resolve to objects merged before, or to outer ones."""
         leaves = collect(graphdef.definition, merge_state(state, *states) if states else state)
         if self._update is not None and not self._inner:
@@ -191,7 +143,7 @@ class MergeContext:
 
 
 @contextlib.contextmanager
-def split_context(ctxtag: Any = None) -> Iterator[SplitContext]:
+def split_context(ctxtag: Hashable = None) -> Iterator[SplitContext]:
     """A context in which several objects are split as one graph.
 
     Args:
@@ -212,7 +164,7 @@ def split_context(ctxtag: Any = None) -> Iterator[SplitContext]:
 
 
 @contextlib.contextmanager
-def merge_context(ctxtag: Any = None, inner: bool | None = None) -> Iterator[MergeContext]:
+def merge_context(ctxtag: Hashable = None, inner: bool | None = None) -> Iterator[MergeContext]:
     """A context in which several objects are merged as one graph.
 
     Args:

@@ -14,7 +14,7 @@ entries there. `walking` makes definitions, `building` makes objects from them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,9 +26,10 @@ from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, VARIABLE, ki
 
 REFERENCE = 5
 Path = tuple[Any, ...]
+Definition = tuple[Any, ...]
 
 
-def count_leaves(definition: Any) -> int:
+def count_leaves(definition: Definition) -> int:
     """How many leaves a definition has."""
     tag = definition[0]
     if tag in (NODE, CONTAINER):
@@ -36,14 +37,14 @@ def count_leaves(definition: Any) -> int:
     return 1 if tag in (VARIABLE, ARRAY) else 0
 
 
-def has_references(definition: Any) -> bool:
+def has_references(definition: Definition) -> bool:
     """Whether some object in a definition occurs several times."""
     if definition[0] in (NODE, CONTAINER):
         return any(map(has_references, children_of(definition)[1]))
     return definition[0] == REFERENCE
 
 
-def children_of(definition: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+def children_of(definition: Definition) -> tuple[Sequence[Any], Sequence[Any]]:
     """Keys and definitions of the children of a node or container."""
     if definition[0] == NODE:
         return definition[3].data, definition[5]
@@ -76,7 +77,7 @@ class NamedValues:
         return [(jax.tree_util.DictKey(n), v) for n, v in zip(self.names, self.values)], self.names
 
     @classmethod
-    def tree_unflatten(cls, names: tuple[str, ...], values: Any) -> NamedValues:
+    def tree_unflatten(cls, names: tuple[str, ...], values: Iterable[Any]) -> NamedValues:
         """The inverse."""
         return cls(names, tuple(values))
 
@@ -120,7 +121,7 @@ def unflatten_once(cls: type, keys: tuple[Any, ...], rebuild: Any, children: lis
     return jax.tree_util.tree_unflatten(structure, [children[position] for position in order])
 
 
-def numbered_as(definition: Any, seen: Mapping[int, int], numbers: Mapping[int, int]) -> Any:
+def numbered_as(definition: Definition, seen: Mapping[int, int], numbers: Mapping[int, int]) -> Any:
     """A definition with other numbers.
 
     Args:
@@ -133,7 +134,7 @@ def numbered_as(definition: Any, seen: Mapping[int, int], numbers: Mapping[int, 
     return _renumbered(definition, table)
 
 
-def _renumbered(d: Any, table: Mapping[int, int]) -> Any:
+def _renumbered(d: Definition, table: Mapping[int, int]) -> Any:
     if d[0] == REFERENCE:
         return (REFERENCE, table[d[1]])
     if d[0] == VARIABLE:

@@ -80,7 +80,7 @@ class Layout:
         self.get_static = _getter(self.static)
         self._steps: dict[tuple[Any, bool | None], Layout] = {}
 
-    def having(self, name: Any, status: bool) -> Layout:
+    def having(self, name: str | int, status: bool) -> Layout:
         """The layout with one more name, or with the status of a name changed."""
         step = (name, status)
         layout = self._steps.get(step)
@@ -88,7 +88,7 @@ class Layout:
             layout = self._steps[step] = layout_of({**self.status, name: status})
         return layout
 
-    def lacking(self, name: Any) -> Layout:
+    def lacking(self, name: str | int) -> Layout:
         """The layout without a name."""
         step = (name, None)
         layout = self._steps.get(step)

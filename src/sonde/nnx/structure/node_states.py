@@ -8,12 +8,13 @@ inverse. Under the name of an update context it returns the same objects that `t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import jax
 
 from sonde.nnx.structure.contexts import MergeContext, SplitContext, merge_context, split_context, update_context
+from sonde.nnx.structure.definitions import Path
 from sonde.nnx.structure.split_merge import GraphDef
 from sonde.nnx.structure.value_kinds import is_object
 from sonde.nnx.structure.walk import walk
@@ -31,14 +32,14 @@ class NodeStates:
         metadata: anything hashable.
     """
 
-    def __init__(self, graphdef: GraphDef[Any] | None, states: tuple[Any, ...], metadata: Any = None):
+    def __init__(self, graphdef: GraphDef[Any] | None, states: tuple[Any, ...], metadata: Hashable = None):
         self._graphdef = graphdef
         self.states = states
         self.metadata = metadata
 
     @classmethod
     def from_split(
-        cls, graphdef: GraphDef[Any] | None, state: Any, /, *states: Any, metadata: Any = None
+        cls, graphdef: GraphDef[Any] | None, state: Any, /, *states: Any, metadata: Hashable = None
     ) -> NodeStates:
         """Makes one from what `nnx.split` returned."""
         return cls(graphdef, (state, *states), metadata)
@@ -49,7 +50,7 @@ class NodeStates:
         return cls(None, (state, *states))
 
     @classmethod
-    def from_prefixes(cls, prefixes: Iterable[Any], /, *, metadata: Any = None) -> NodeStates:
+    def from_prefixes(cls, prefixes: Iterable[Any], /, *, metadata: Hashable = None) -> NodeStates:
         """Makes one with one value per state, for `in_axes` and the like of JAX's transforms."""
         return cls(None, tuple(prefixes), metadata)
 
@@ -81,7 +82,7 @@ class NodeStates:
         return ((jax.tree_util.GetAttrKey("graphdef"), self._graphdef), states), self.metadata
 
     @classmethod
-    def tree_unflatten(cls, metadata: Any, children: Any) -> NodeStates:
+    def tree_unflatten(cls, metadata: Hashable, children: tuple[GraphDef[Any] | None, tuple[Any, ...]]) -> NodeStates:
         """The inverse."""
         graphdef, states = children
         return cls(graphdef, states, metadata)
@@ -95,11 +96,11 @@ def is_node_states(value: Any) -> bool:
     return isinstance(value, NodeStates)
 
 
-def _split(context: SplitContext, path: Any, prefix: Any, value: Any) -> Any:
+def _split(context: SplitContext, path: Path, prefix: Any, value: Any) -> Any:
     return NodeStates.from_split(*context.split(value)) if is_object(value) else value
 
 
-def _merge(context: MergeContext, path: Any, prefix: Any, value: Any) -> Any:
+def _merge(context: MergeContext, path: Path, prefix: Any, value: Any) -> Any:
     return context.merge(value.graphdef, *value.states) if is_node_states(value) else value
 
 
@@ -110,7 +111,7 @@ def to_tree(
     prefix: Any = _MISSING,
     split_fn: Callable[[SplitContext, Any, Any, Any], Any] = _split,
     map_non_graph_nodes: bool = False,
-    ctxtag: Any = None,
+    ctxtag: Hashable = None,
     check_aliasing: bool = True,
 ) -> Any:
     """A pytree with a `NodeStates` in place of every object.
@@ -156,7 +157,7 @@ def from_tree(
     is_leaf: Callable[[Any], bool] = is_node_states,
     map_non_graph_nodes: bool = False,
     is_inner: bool | None = None,
-    ctxtag: Any = None,
+    ctxtag: Hashable = None,
 ) -> Any:
     """The inverse of `to_tree`: shared references are shared again.
 
@@ -222,7 +223,7 @@ def clear_non_graph_nodes(tree: Any) -> Any:
     return jax.tree.map(lambda x: x if is_object(x) else None, tree, is_leaf=is_object)
 
 
-def split_inputs(f: Any = None, *, ctxtag: Any = "split_merge_inputs") -> Any:
+def split_inputs(f: Callable[..., Any] | None = None, *, ctxtag: Hashable = "split_merge_inputs") -> Any:
     """Calls a transformed function with objects: arguments go through `to_tree`, results through `from_tree`.
 
     The function must come from `merge_inputs`, with any JAX transform around it, so that it returns the pair
@@ -258,7 +259,7 @@ def split_inputs(f: Any = None, *, ctxtag: Any = "split_merge_inputs") -> Any:
     return outside
 
 
-def merge_inputs(f: Any = None, *, ctxtag: Any = "split_merge_inputs") -> Any:
+def merge_inputs(f: Callable[..., Any] | None = None, *, ctxtag: Hashable = "split_merge_inputs") -> Any:
     """The counterpart of `split_inputs` inside the transform: makes a function of trees from a function of objects."""
     if f is None:
         return functools.partial(merge_inputs, ctxtag=ctxtag)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from sonde.nnx.structure.definitions import REFERENCE, children_of
+from sonde.nnx.structure.definitions import REFERENCE, Definition, children_of
 from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, OTHER, VARIABLE
 
 
@@ -65,7 +65,7 @@ class TreeNodeDef:
     path_index: tuple[tuple[tuple[Any, ...], int], ...] = ()
 
 
-def nodes_of(definition: Any) -> list[Any]:
+def nodes_of(definition: Definition) -> list[Any]:
     """The parts of a definition, in the order of the walk."""
     if _is_tree(definition):
         kind = definition[1] if definition[0] in (NODE, CONTAINER, VARIABLE) else None
@@ -75,14 +75,14 @@ def nodes_of(definition: Any) -> list[Any]:
     return tree_parts
 
 
-def _is_tree(d: Any) -> bool:
+def _is_tree(d: Definition) -> bool:
     """Whether some object in a definition has no index."""
     if d[0] in (NODE, VARIABLE):
         return d[2] is None
     return d[0] == CONTAINER and any(map(_is_tree, d[4]))
 
 
-def _leaf_paths(d: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+def _leaf_paths(d: Definition, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     if d[0] in (VARIABLE, ARRAY):
         yield path
     elif d[0] in (NODE, CONTAINER):
@@ -90,7 +90,7 @@ def _leaf_paths(d: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
             yield from _leaf_paths(child, (*path, name))
 
 
-def _gather(d: Any, found: list[Any]) -> None:
+def _gather(d: Definition, found: list[Any]) -> None:
     if d[0] == REFERENCE:
         found.append(NodeRef(d[1]))
     elif d[0] == VARIABLE:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 from sonde.nnx.states import traversals
@@ -75,7 +75,7 @@ def _poppable(
             yield child_path, child
 
 
-def _delete_child(node: Any, key: Any) -> None:
+def _delete_child(node: Any, key: Hashable) -> None:
     if kind_of(node) == NODE:
         node._delete_child(key)
     else:

@@ -6,7 +6,7 @@ the model's own Variables, not copies of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -18,7 +18,8 @@ from sonde.nnx.states import traversals
 from sonde.nnx.states.filters import Filter
 from sonde.nnx.states.state import FlatState, State, merge_state, select_flat, split_flat, states_of
 from sonde.nnx.structure.build import build, collect, restore
-from sonde.nnx.structure.definitions import count_leaves, has_references, numbered_as
+from sonde.nnx.structure.definitions import Definition, count_leaves, has_references, numbered_as
+from sonde.nnx.structure.identities import RefMap
 from sonde.nnx.structure.mode import resolve
 from sonde.nnx.structure.nodes import nodes_of
 from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, VARIABLE
@@ -40,7 +41,7 @@ class GraphDef(Rendered, Generic[A]):
 
     __slots__ = ("__weakref__", "_hash", "_prototypes", "_references", "definition", "num_leaves", "origin")
 
-    def __init__(self, definition: Any, origin: Origin | None = None):
+    def __init__(self, definition: Definition, origin: Origin | None = None):
         self.definition = definition
         self.origin = origin
         self.num_leaves = count_leaves(definition)
@@ -88,7 +89,7 @@ class GraphDef(Rendered, Generic[A]):
         return {"type": self.type, "num_leaves": self.num_leaves}
 
 
-def _hash_of(definition: Any) -> int:
+def _hash_of(definition: Definition) -> int:
     try:
         return hash(definition)
     except TypeError:  # a static attribute that cannot be hashed, such as a list
@@ -109,13 +110,13 @@ class GraphState(MutableMapping[Any, Any], Generic[A]):
         self._graphdef = graphdef
         self._state = state
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: Hashable) -> Any:
         return self._state[key]
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: Hashable, value: Any) -> None:
         self._state[key] = value
 
-    def __delitem__(self, key: Any) -> None:
+    def __delitem__(self, key: Hashable) -> None:
         del self._state[key]
 
     def __iter__(self) -> Iterator[Any]:
@@ -143,7 +144,9 @@ class GraphState(MutableMapping[Any, Any], Generic[A]):
         return tuple(self._state[key] for key in keys), (self._graphdef, keys)
 
     @classmethod
-    def tree_unflatten(cls, structure: tuple[GraphDef[Any], tuple[Any, ...]], children: Any) -> GraphState[Any]:
+    def tree_unflatten(
+        cls, structure: tuple[GraphDef[Any], tuple[Any, ...]], children: Iterable[Any]
+    ) -> GraphState[Any]:
         """The inverse."""
         graphdef, keys = structure
         return cls(graphdef, State(dict(zip(keys, children))))
@@ -239,8 +242,8 @@ def flatten(
     /,
     *,
     with_paths: bool = True,
-    ref_index: Any = None,
-    ref_outer_index: Any = None,
+    ref_index: RefMap | None = None,
+    ref_outer_index: RefMap | None = None,
     graph: bool | None = None,
 ) -> tuple[GraphDef[Any], Any]:
     """Flattens a model into a GraphDef and its leaves.
@@ -374,7 +377,7 @@ class ApplyCaller:
             raise AttributeError(name)
         return ApplyCaller(self._run, (*self._path, ("attribute", name)))
 
-    def __getitem__(self, key: Any) -> ApplyCaller:
+    def __getitem__(self, key: Hashable) -> ApplyCaller:
         return ApplyCaller(self._run, (*self._path, ("item", key)))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -66,7 +66,7 @@ def _write(variable: Variable[Any], value: Any) -> None:
 
 
 def _plan_update(
-    node: Any, mapping: Any, path: PathParts, writes: list[Any], sets: list[Any], stores: list[Any]
+    node: Any, mapping: Mapping[Any, Any], path: PathParts, writes: list[Any], sets: list[Any], stores: list[Any]
 ) -> None:
     """Notes what an update writes to: Variables, other leaves, and array references."""
     children = _children(node, path)

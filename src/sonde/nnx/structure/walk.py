@@ -11,15 +11,17 @@ sees it: everything among the data is a leaf, and meeting a Variable twice is an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sonde.nnx.states import traversals
 from sonde.nnx.states.state import State
 from sonde.nnx.structure.definitions import REFERENCE, Path, flatten_once, show_path, values_below
 from sonde.nnx.structure.epoch import EPOCH
+from sonde.nnx.structure.layout import Layout
 from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, KIND, NODE, OTHER, VARIABLE, kind_of
 from sonde.nnx.variable.array_references import is_reference
+from sonde.nnx.variable.variable import Variable
 
 
 class Walk:
@@ -152,7 +154,7 @@ class _Walker:
         self.paths.append(path)
         return (ARRAY,) if index is None else (ARRAY, index if self.graph else None)
 
-    def visit_variable(self, value: Any, path: Path) -> Any:
+    def visit_variable(self, value: Variable[Any], path: Path) -> Any:
         """A Variable: a leaf when it is first met."""
         seen, graph = self.seen, self.graph
         index = seen.get(id(value))
@@ -199,7 +201,7 @@ class _Walker:
         return (NODE, type(value), index, layout, static, tuple(children), _entries(children), n)
 
     def children_and_statics(
-        self, layout: Any, data: Any, static: Any, path: Path, visit: Callable[[Any, Path], Any]
+        self, layout: Layout, data: Sequence[Any], static: Sequence[Any], path: Path, visit: Callable[[Any, Path], Any]
     ) -> list[Any]:
         """The definitions of the data attributes. Visits the static attributes too, all in the order of their names."""
         children = []

@@ -12,12 +12,14 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from sonde._array_text import describe
 from sonde.nnx.modules.pytree import Pytree
 from sonde.nnx.states.filters import Filter
 from sonde.nnx.structure import split_merge
 from sonde.nnx.variable.variable import Variable
+from sonde.ops.dtypes import Dtype
 
 
 class MetricState(Variable[Any]):
@@ -69,7 +71,7 @@ class _Sums(Metric):
             sums = getattr(self, name)
             sums.set_value(jnp.zeros(sums.shape, dtype))
 
-    def _values(self, kwargs: Mapping[str, Any], dtype: Any = None) -> jax.Array:
+    def _values(self, kwargs: Mapping[str, Any], dtype: Dtype | None = None) -> jax.Array:
         """The values among the arguments of `update`: those under `argname`."""
         if self.argname not in kwargs:
             raise TypeError(
@@ -98,7 +100,7 @@ class Average(_Sums):
     total: MetricState
     count: MetricState
 
-    def update(self, *, mask: Any = None, **kwargs: Any) -> None:
+    def update(self, *, mask: ArrayLike | None = None, **kwargs: Any) -> None:
         """Adds more values.
 
         Args:
@@ -154,7 +156,7 @@ class Accuracy(Average):
             )
         self.threshold = threshold
 
-    def update(self, *, logits: Any, labels: Any, mask: Any = None, **_: Any) -> None:  # type: ignore[override]
+    def update(self, *, logits: ArrayLike, labels: ArrayLike, mask: ArrayLike | None = None, **_: Any) -> None:  # type: ignore[override]
         """Adds more predictions.
 
         Args:
@@ -167,7 +169,8 @@ class Accuracy(Average):
             ValueError: shapes or dtype do not fit.
         """
         logits, labels = jnp.asarray(logits), jnp.asarray(labels)
-        by_class = self.threshold is None
+        threshold = self.threshold
+        by_class = threshold is None
         if logits.ndim - labels.ndim != by_class:
             form = (
                 "one axis more than the labels, for the classes"
@@ -179,7 +182,7 @@ class Accuracy(Average):
             )
         if not jnp.issubdtype(labels.dtype, jnp.integer):
             raise ValueError(f"Accuracy.update: `labels` must be integers, such as int32, got {describe(labels)}.")
-        right = jnp.argmax(logits, axis=-1) == labels if by_class else (logits >= self.threshold) == (labels > 0)
+        right = jnp.argmax(logits, axis=-1) == labels if threshold is None else (logits >= threshold) == (labels > 0)
         super().update(**{self.argname: right}, mask=mask)
 
 
@@ -270,7 +273,7 @@ class MultiMetric(Metric):
         for name in self._metric_names:
             getattr(self, name).reset()
 
-    def update(self, *, mask: Any = None, **updates: Any) -> None:
+    def update(self, *, mask: ArrayLike | Mapping[str, ArrayLike] | None = None, **updates: Any) -> None:
         """Updates all metrics; each gets all arguments and takes its own.
 
         Args:

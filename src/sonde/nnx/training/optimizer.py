@@ -76,7 +76,7 @@ class Optimizer(Pytree, Generic[M]):
     """
 
     def __init__(
-        self, model: Any, tx: optax.GradientTransformation, *, wrt: Filter = _MISSING, graph: bool | None = None
+        self, model: M, tx: optax.GradientTransformation, *, wrt: Filter = _MISSING, graph: bool | None = None
     ):
         if wrt is _MISSING:
             raise TypeError(
@@ -97,7 +97,7 @@ class Optimizer(Pytree, Generic[M]):
             )
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
-    def update(self, model: Any, grads: Any = _MISSING, /, **kwargs: Any) -> Any:
+    def update(self, model: M, grads: Any = _MISSING, /, **kwargs: Any) -> Any:
         """Updates the model's parameters and the optimizer's own state.
 
         Args:
@@ -148,7 +148,7 @@ class ModelAndOptimizer(Optimizer[M]):
         True
     """
 
-    def __init__(self, model: Any, tx: optax.GradientTransformation, *, wrt: Filter = Param):
+    def __init__(self, model: M, tx: optax.GradientTransformation, *, wrt: Filter = Param):
         super().__init__(model, tx, wrt=wrt)
         self.model = model
 

@@ -6,13 +6,14 @@ This transform removes the name of the mapped axis before the function runs, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sonde.nnx.structure.mode import resolve
 from sonde.nnx.transforms.leaf_values import leaf_values
 from sonde.nnx.transforms.lifting import walk_call
 from sonde.nnx.transforms.options import MISSING, also_decorator, named_like, positional
+from sonde.nnx.transforms.prefixes import Prefix
 from sonde.nnx.variable.sharding import PARTITION_NAME, add_axis, remove_axis
 from sonde.nnx.variable.variable import Variable
 
@@ -21,8 +22,8 @@ from sonde.nnx.variable.variable import Variable
 def transform_metadata(
     f: Callable[..., Any] = MISSING,
     *,
-    in_axes: Any = 0,
-    out_axes: Any = 0,
+    in_axes: Prefix = 0,
+    out_axes: Prefix = 0,
     partition: str | None,
     graph: bool | None = None,
 ) -> Any:
@@ -51,11 +52,13 @@ def transform_metadata(
     return with_axis_names(f, in_axes, out_axes, {PARTITION_NAME: partition}, graph)
 
 
-def with_axis_names(f: Callable[..., Any], in_axes: Any, out_axes: Any, names: Mapping[str, Any], graph: bool) -> Any:
+def with_axis_names(
+    f: Callable[..., Any], in_axes: Prefix, out_axes: Prefix, names: Mapping[str, Any], graph: bool
+) -> Any:
     """`transform_metadata` with a name for each kind of metadata, see `nnx.sharding.add_axis`."""
     verb = "transform_metadata"
 
-    def axes_of(values: Any, prefix: Any, what: str) -> dict[int, tuple[Variable[Any], int]]:
+    def axes_of(values: Sequence[Any], prefix: Prefix, what: str) -> dict[int, tuple[Variable[Any], int]]:
         """The mapped Variables with their axes, by identity."""
         walked = walk_call(tuple(f"{what[:-5]}[{i}]" for i in range(len(values))), values, verb=verb, graph=graph)
         axes = leaf_values(prefix, walked.definition, walked.leaves, verb=verb, what=what)

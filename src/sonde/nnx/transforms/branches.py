@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.typing import ArrayLike
 
 from sonde._array_text import describe
 from sonde.nnx.transforms.lifting import Taken, take
@@ -20,7 +21,7 @@ from sonde.nnx.variable.variable import Variable
 
 
 def cond(
-    pred: Any,
+    pred: ArrayLike | Variable[Any],
     true_fun: Callable[..., Any],
     false_fun: Callable[..., Any],
     *operands: Any,
@@ -57,7 +58,7 @@ def cond(
 
 
 def switch(
-    index: Any,
+    index: ArrayLike | Variable[Any],
     branches: Sequence[Callable[..., Any]],
     *operands: Any,
     graph: bool | None = None,

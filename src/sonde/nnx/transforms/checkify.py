@@ -13,7 +13,7 @@ from sonde.nnx.transforms.options import mode, named_like, refuse_bound_method
 
 def checkify(
     f: Callable[..., Any],
-    errors: Any = jax_checkify.user_checks,
+    errors: frozenset[Any] = jax_checkify.user_checks,
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> Callable[..., tuple[jax_checkify.Error, Any]]:

@@ -140,7 +140,14 @@ def _fixed_or_not(x: Any, nondiff: bool) -> Any:
 class _Bound:
     """A call of a function with a backward rule."""
 
-    def __init__(self, fun: Any, rules: Any, taken: Taken, nondiff: tuple[int, ...], partly: Mapping[int, Predicate]):
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        rules: tuple[Callable[..., Any], Callable[..., Any]],
+        taken: Taken,
+        nondiff: tuple[int, ...],
+        partly: Mapping[int, Predicate],
+    ):
         self._fun, (self._fwd, self._bwd) = fun, rules
         self._taken = taken
         self._nondiff = nondiff
@@ -181,7 +188,7 @@ class _Bound:
         result = entered.leave(out[0], always=self._always)
         return result, (residuals, diff, kept_values, result[1])
 
-    def _backward(self, saved: Any, cotangent: Left) -> tuple[list[Any], list[Any]]:
+    def _backward(self, saved: tuple[Any, ...], cotangent: Left) -> tuple[list[Any], list[Any]]:
         ((leaves, form), diff, kept_values, outcome) = saved
         built, news = outcome.split(cotangent[0])
         entered = self._enter(diff, kept_values)

@@ -117,13 +117,13 @@ def value_and_grad(
 
 def _differentiated(
     verb: str,
-    f: Any,
-    argnums: Any,
+    f: Callable[..., Any],
+    argnums: int | DiffState | Sequence[int | DiffState],
     has_aux: bool,
     holomorphic: bool,
     allow_int: bool,
     reduce_axes: Sequence[Hashable],
-    wrt: Any,
+    wrt: Filter,
     graph: bool | None,
     graph_updates: bool | None,
 ) -> Any:
@@ -179,7 +179,7 @@ class _Wanted:
         self.predicate = predicate
 
     @classmethod
-    def of(cls, argnum: int | DiffState, wrt: Any, how: Mode) -> _Wanted:
+    def of(cls, argnum: int | DiffState, wrt: Filter, how: Mode) -> _Wanted:
         """From an element of `argnums`."""
         if isinstance(argnum, DiffState):
             return cls(argnum.argnum, to_predicate(argnum.filter))
@@ -350,8 +350,8 @@ def _as_decorator(transform: Callable[..., Any], f: Callable[..., Any], **option
 
 def jvp(
     f: Callable[..., Any] = MISSING,
-    primals: Any = MISSING,
-    tangents: Any = MISSING,
+    primals: Sequence[Any] = MISSING,
+    tangents: Sequence[Any] = MISSING,
     *,
     has_aux: bool = False,
     graph: bool | None = None,

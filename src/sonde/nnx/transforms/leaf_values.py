@@ -16,16 +16,28 @@ from jax.sharding import PartitionSpec
 from sonde._key_paths import key_of
 from sonde.nnx.modules.pytree import Pytree
 from sonde.nnx.states.filters import PathParts
-from sonde.nnx.structure.definitions import REFERENCE, Path, children_of, count_leaves, flatten_once, show_path
+from sonde.nnx.structure.definitions import (
+    REFERENCE,
+    Definition,
+    Path,
+    children_of,
+    count_leaves,
+    flatten_once,
+    show_path,
+)
 from sonde.nnx.structure.mapping import map as map_leaves
 from sonde.nnx.structure.mode import resolve
 from sonde.nnx.structure.split_merge import GraphDef
 from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, OTHER, VARIABLE, is_object, kind_of
 from sonde.nnx.structure.walk import walk
-from sonde.nnx.transforms.prefixes import ByFilter, TreeState, raw_leaf
+from sonde.nnx.transforms.prefixes import ByFilter, Prefix, TreeState, raw_leaf
 from sonde.nnx.variable.variable import Variable
 
 _UNSET: Any = object()
+
+
+def _no_prefix(path: Path, text: str) -> Exception:
+    raise AssertionError(f"there is no prefix that could not fit at {show_path(path)}: {text}")
 
 
 class Part(NamedTuple):
@@ -42,17 +54,18 @@ class Part(NamedTuple):
     below: Path
 
 
-Numbering = Mapping[int, tuple[Any, int]]
+Numbering = Mapping[int, tuple[Definition, int]]
+Misfit = Callable[[Path, str], Exception]  # makes the error for a prefix that does not fit at a path
 
 
-def numbering(definition: Any) -> Numbering:
+def numbering(definition: Definition) -> Numbering:
     """By the index of an object: its definition, and the number of its first leaf."""
     by_index: dict[int, tuple[Any, int]] = {}
     _number(definition, 0, by_index)
     return by_index
 
 
-def _number(d: Any, counter: int, by_index: dict[int, tuple[Any, int]]) -> int:
+def _number(d: Definition, counter: int, by_index: dict[int, tuple[Any, int]]) -> int:
     if d[0] in (NODE, VARIABLE) and d[2] is not None:
         by_index[d[2]] = (d, counter)
     if d[0] in (VARIABLE, ARRAY):
@@ -64,9 +77,9 @@ def _number(d: Any, counter: int, by_index: dict[int, tuple[Any, int]]) -> int:
 
 
 def each_leaf(
-    definition: Any,
-    prefix: Any = None,
-    misfit: Any = None,
+    definition: Definition,
+    prefix: Prefix = None,
+    misfit: Misfit = _no_prefix,
     *,
     given: Numbering | None = None,
     at: Part | None = None,
@@ -86,7 +99,9 @@ def each_leaf(
     """
     numbers = numbering(definition)
 
-    def visit(d: Any, p: Any, path: Path, below: Path | None, start: int, step: int, entered: Any) -> Iterator[Any]:
+    def visit(
+        d: Definition, p: Any, path: Path, below: Path | None, start: int, step: int, entered: Any
+    ) -> Iterator[Any]:
         if d[0] == REFERENCE:
             if d[1] in numbers:
                 d, start = numbers[d[1]]
@@ -114,7 +129,7 @@ def each_leaf(
     return visit(definition, prefix, (), None, 0, 1, ())
 
 
-def _parts(p: Any, keys: Sequence[Any], path: Path, misfit: Any) -> Sequence[Any]:
+def _parts(p: Any, keys: Sequence[Any], path: Path, misfit: Misfit) -> Sequence[Any]:
     """The parts of a prefix for the children of a node or container."""
     if isinstance(p, Pytree):
         names, parts = p._structure()[0].data, p._structure()[1]
@@ -139,7 +154,7 @@ def _shown(keys: Sequence[Any]) -> str:
     return ", ".join(map(str, list(keys)[:6])) + (", ..." if len(keys) > 6 else "")
 
 
-def alternatives(prefix: Any) -> list[Any]:
+def alternatives(prefix: Prefix) -> list[Any]:
     """The different values that occur in a prefix."""
     values_seen: list[Any] = []
 
@@ -174,14 +189,14 @@ class Spread:
         what: the option, for messages.
     """
 
-    def __init__(self, prefix: Any, *, verb: str, what: str):
+    def __init__(self, prefix: Prefix, *, verb: str, what: str):
         self.prefix = prefix
         self._verb = verb
         self._what = what
 
     def over(
         self,
-        definition: Any,
+        definition: Definition,
         leaves: Sequence[Any],
         *,
         given: Numbering | None = None,
@@ -239,7 +254,7 @@ class Spread:
         )
 
 
-def leaf_values(prefix: Any, definition: Any, leaves: Sequence[Any], *, verb: str, what: str) -> list[Any]:
+def leaf_values(prefix: Prefix, definition: Definition, leaves: Sequence[Any], *, verb: str, what: str) -> list[Any]:
     """The value of a prefix for every leaf; see `Spread`."""
     return Spread(prefix, verb=verb, what=what).over(definition, leaves)
 
@@ -280,18 +295,18 @@ def prefix(
     return jax.tree.map_with_path(convert, node, is_leaf=is_object)
 
 
-def same_form(structure: Any, walked: Any, name: str, *, static: bool = True) -> str | None:
+def same_form(structure: Definition, walked: Definition, name: str, *, static: bool = True) -> str | None:
     """Says how a walked object differs from the argument of that name; None if it does not.
 
     Metadata of Variables and the order of keys in dicts do not count. With `static` False, neither do static attributes
     of nodes that hold no bare arrays.
     """
-    keys, children = children_of(structure.definition)
+    keys, children = children_of(structure)
     before = children[list(keys).index(name)]
-    (after,) = children_of(walked.definition)[1]
+    (after,) = children_of(walked)[1]
     first: dict[int, int] = {}
 
-    def differ(a: Any, b: Any, path: Path) -> str | None:
+    def differ(a: Definition, b: Definition, path: Path) -> str | None:
         shown = show_path(path)
         if a[0] == REFERENCE or b[0] == REFERENCE:
             if a[0] != b[0] or first.get(a[1], a[1]) != b[1]:
@@ -321,7 +336,7 @@ def same_form(structure: Any, walked: Any, name: str, *, static: bool = True) ->
     return differ(before, after, (name,))
 
 
-def _kind_name(d: Any) -> str:
+def _kind_name(d: Definition) -> str:
     if d[0] in (NODE, CONTAINER, VARIABLE):
         return f"a {d[1].__name__}"
     return "an array" if d[0] == ARRAY else repr(d[1])

@@ -35,7 +35,15 @@ from sonde._jax import trace_level
 from sonde.core import capture_state
 from sonde.nnx.modules import module_sites
 from sonde.nnx.structure.build import build
-from sonde.nnx.structure.definitions import REFERENCE, NamedValues, children_of, show_path, unflatten_once
+from sonde.nnx.structure.definitions import (
+    REFERENCE,
+    Definition,
+    NamedValues,
+    Path,
+    children_of,
+    show_path,
+    unflatten_once,
+)
 from sonde.nnx.structure.split_merge import GraphDef
 from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, VARIABLE
 from sonde.nnx.structure.walk import Walk, walk
@@ -116,7 +124,7 @@ class Structure:
         return hash(self.graphdef)
 
 
-def _gather_indices(d: Any, of_leaves: list[Any], of_nodes: list[Any]) -> None:
+def _gather_indices(d: Definition, of_leaves: list[Any], of_nodes: list[Any]) -> None:
     """The indices of leaves and of nodes, in the order in which a walk meets them."""
     if d[0] == VARIABLE:
         of_leaves.append(d[2])
@@ -206,7 +214,7 @@ class Taken:
         return tuple(build(self.structure.definition, leaves, **options).values)
 
 
-def _same_objects(d: Any, leaves: Iterator[Any], objects: Mapping[int, Any]) -> Any:
+def _same_objects(d: Definition, leaves: Iterator[Any], objects: Mapping[int, Any]) -> Any:
     """Rebuilds a definition from the caller's objects; bare arrays in them are replaced by other leaves."""
     if d[0] in (VARIABLE, ARRAY):
         return next(leaves)
@@ -297,7 +305,7 @@ class Entered:
         values: Sequence[Any],
         verb: str,
         mode: Mode,
-        known: Any,
+        known: dict[int, Any],
     ):
         self.structure = structure
         self.verb = verb
@@ -484,7 +492,14 @@ def take(
     return Taken(verb, mode, walked, Structure(walked, names, len(args) - len(keywords), keywords))
 
 
-def enter(structure: Structure, values: Sequence[Any], *, verb: str, mode: Mode, originals: Any = None) -> Entered:
+def enter(
+    structure: Structure,
+    values: Sequence[Any],
+    *,
+    verb: str,
+    mode: Mode,
+    originals: Sequence[tuple[Path, Any]] | None = None,
+) -> Entered:
     """Copies of arguments at the current trace level, holding `values`. No other function makes such copies.
 
     Args:

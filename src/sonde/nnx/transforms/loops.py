@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
+from jax.typing import ArrayLike
 
 from sonde.nnx.structure.definitions import NamedValues, show_path
 from sonde.nnx.structure.value_kinds import is_object
@@ -71,8 +72,8 @@ def while_loop(
 
 
 def fori_loop(
-    lower: Any,
-    upper: Any,
+    lower: ArrayLike | Variable[Any],
+    upper: ArrayLike | Variable[Any],
     body_fun: Callable[[Any, T], T],
     init_val: T,
     *,
@@ -170,7 +171,8 @@ def returned(entered: Entered, out: Any, carried: Sequence[int], name: str) -> l
     verb, mode = entered.verb, entered.mode
     walked = walk(NamedValues((name,), (out,)), graph=mode.graph, verb=verb, numbers=True)
     # the structure of what `scan` carries may change as long as its arrays do not; edits return it
-    difference = same_form(entered.structure, walked, name, static=not (verb == "scan" and mode.updates))
+    keeps_static = not (verb == "scan" and mode.updates)
+    difference = same_form(entered.structure.definition, walked.definition, name, static=keeps_static)
     if difference:
         carry_before = entered.args[entered.structure.names.index(name)]
         changed = verb == "fori_loop" or (verb == "scan" and _objects(carry_before) == _objects(out))

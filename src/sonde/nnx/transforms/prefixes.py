@@ -7,11 +7,14 @@ entry of `argnums`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import jax
+from jax.experimental.layout import Format
+from jax.sharding import PartitionSpec, Sharding
 
+from sonde.nnx.modules.pytree import Pytree
 from sonde.nnx.states.filters import Filter, PathIn, PathParts, to_predicate
 from sonde.nnx.states.state import State, to_flat_state
 from sonde.nnx.states.traversals import unflatten_mapping
@@ -20,6 +23,10 @@ from sonde.nnx.structure.split_merge import GraphDef
 from sonde.nnx.structure.value_kinds import NODE, kind_of
 from sonde.nnx.transforms.options import Mode
 from sonde.nnx.variable.variable import Variable
+
+Prefix: TypeAlias = "int | type[Carry] | PartitionSpec | Sharding | Format | _Prefixes | None"
+_Prefixes: TypeAlias = "ByFilter | TreeState | Pytree | Sequence[Prefix] | Mapping[Any, Prefix]"
+"""A value for a whole argument or output (an axis, a spec, a sharding), values by filter, or containers of these."""
 
 
 def raw_leaf(value: Any) -> Any:
@@ -152,7 +159,7 @@ class TreeState:
         return list(zip(keys, self.leaves)), (self.graphdef, self.paths)
 
     @classmethod
-    def tree_unflatten(cls, structure: Any, leaves: Any) -> TreeState:
+    def tree_unflatten(cls, structure: tuple[GraphDef[Any], tuple[PathParts, ...]], leaves: Iterable[Any]) -> TreeState:
         """The inverse."""
         graphdef, paths = structure
         return cls(graphdef, paths, list(leaves))
@@ -174,7 +181,7 @@ class DiffState:
     filter: Filter
 
 
-def refuse_prefixes(verb: str, what: str, prefix: Any, mode: Mode) -> None:
+def refuse_prefixes(verb: str, what: str, prefix: Prefix | DiffState | Sequence[int | DiffState], mode: Mode) -> None:
     """Refuses an option that the mode does not allow.
 
     Args:

@@ -8,6 +8,7 @@ from typing import Any
 from sonde.nnx.structure.walk import Walk
 from sonde.nnx.transforms.leaf_values import Numbering, Part, Spread, alternatives, numbering
 from sonde.nnx.transforms.lifting import Structure
+from sonde.nnx.transforms.prefixes import Prefix
 
 
 class Lists:
@@ -72,7 +73,7 @@ class Lists:
         return self._number(self.in_values[i])
 
 
-def with_keywords(structure: Structure, prefix: Any, default: Any) -> Any:
+def with_keywords(structure: Structure, prefix: Prefix, default: Prefix) -> Any:
     """Extends a prefix of the positional arguments to all arguments; keyword arguments get the default."""
     if not structure.keywords:
         return prefix

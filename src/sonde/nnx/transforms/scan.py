@@ -10,13 +10,14 @@ loop is made; the loop reuses that trace.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from sonde.core import capture_state
+from sonde.nnx.structure.definitions import Path
 from sonde.nnx.transforms.axis_metadata import with_axis_names
 from sonde.nnx.transforms.bounded_cache import PROGRAMS, Recent
 from sonde.nnx.transforms.leaf_values import numbering
@@ -24,7 +25,7 @@ from sonde.nnx.transforms.lifting import Entered, Taken, enter, raw, take
 from sonde.nnx.transforms.loops import returned
 from sonde.nnx.transforms.options import MISSING, also_decorator, mode, named_like, positional, refuse_bound_method
 from sonde.nnx.transforms.outcome import Outcome
-from sonde.nnx.transforms.prefixes import Carry, StateAxes, refuse_prefixes
+from sonde.nnx.transforms.prefixes import Carry, Prefix, StateAxes, refuse_prefixes
 from sonde.nnx.transforms.result_lists import Lists
 from sonde.nnx.variable.array_references import is_reference
 from sonde.nnx.variable.sharding import PARTITION_NAME
@@ -39,8 +40,8 @@ def scan(
     reverse: bool = False,
     unroll: int | bool = 1,
     _split_transpose: bool = False,
-    in_axes: Any = (Carry, 0),
-    out_axes: Any = (Carry, 0),
+    in_axes: Prefix = (Carry, 0),
+    out_axes: Prefix = (Carry, 0),
     transform_metadata: Mapping[str, Any] | None = None,
     graph: bool | None = None,
     graph_updates: bool | None = None,
@@ -100,7 +101,7 @@ def scan(
     return scanned
 
 
-def _position_of_carry(axes: Any, what: str) -> int | None:
+def _position_of_carry(axes: Prefix, what: str) -> int | None:
     """Where the carry is among arguments or outputs: a position, -1 if it is all there is, None if there is none."""
     if axes is Carry:
         return -1
@@ -113,7 +114,7 @@ def _position_of_carry(axes: Any, what: str) -> int | None:
     return carry_positions[0] if carry_positions else None
 
 
-def _check_out_axes(out_axes: Any) -> None:
+def _check_out_axes(out_axes: Prefix) -> None:
     parts = out_axes if isinstance(out_axes, (tuple, list)) else (out_axes,)
     for i, axis in enumerate(parts):
         values = axis.axes if isinstance(axis, StateAxes) else (axis,)
@@ -130,13 +131,13 @@ class _Scan:
 
     def __init__(
         self,
-        fn: Any,
+        fn: Callable[..., Any],
         taken: Taken,
         in_axes: Any,
         out_axes: Any,
-        carry_in: Any,
-        carry_out: Any,
-        originals: Any = None,
+        carry_in: int | None,
+        carry_out: int | None,
+        originals: Sequence[tuple[Path, Any]] | None = None,
     ):
         self._fn = fn
         self._originals = originals
@@ -265,13 +266,13 @@ def _moved_back(x: Any, axis: int) -> Any:
     return jax.tree.map(functools.partial(_from_front, axis=axis), x)
 
 
-def _to_front(x: Any, axis: int) -> Any:
+def _to_front(x: jax.Array, axis: int) -> Any:
     return jnp.moveaxis(x, axis, 0) if axis != 0 else x
 
 
-def _from_front(x: Any, axis: int) -> Any:
+def _from_front(x: jax.Array, axis: int) -> Any:
     return jnp.moveaxis(x, 0, axis) if axis != 0 else x
 
 
-def _first_of(x: Any) -> Any:
+def _first_of(x: jax.Array) -> Any:
     return jax.lax.index_in_dim(x, 0, keepdims=False)

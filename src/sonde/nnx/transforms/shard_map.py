@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from sonde.nnx.transforms.lifting import take
 from sonde.nnx.transforms.options import MISSING, also_decorator, mode, named_like, positional, refuse_bound_method
-from sonde.nnx.transforms.prefixes import refuse_prefixes
+from sonde.nnx.transforms.prefixes import Prefix, refuse_prefixes
 from sonde.nnx.transforms.result_lists import Lists
 
 
@@ -20,8 +20,8 @@ def shard_map(
     f: Callable[..., Any] = MISSING,
     *,
     mesh: Mesh | AbstractMesh,
-    in_specs: Any,
-    out_specs: Any,
+    in_specs: Prefix,
+    out_specs: Prefix,
     axis_names: Set[Any] = frozenset(),
     check_vma: bool = True,
     graph: bool | None = None,
@@ -79,5 +79,5 @@ def shard_map(
     return sharded
 
 
-def _spec(given: Any) -> Any:
-    return P() if given is None else given
+def _spec(value: P | None) -> P:
+    return P() if value is None else value

@@ -40,7 +40,7 @@ class Traced(_Stage):
 class Lowered(_Stage):
     """A lowered function; see `jax.stages.Lowered`."""
 
-    def compile(self, compiler_options: Any = None) -> Compiled:
+    def compile(self, compiler_options: dict[str, Any] | None = None) -> Compiled:
         """The compiled function."""
         return Compiled(self._stage.compile(compiler_options), self._arrays)
 

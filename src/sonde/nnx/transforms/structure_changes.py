@@ -13,11 +13,14 @@ from typing import Any
 
 from sonde.nnx.modules.pytree import Pytree
 from sonde.nnx.structure.build import build
-from sonde.nnx.structure.definitions import flatten_once
+from sonde.nnx.structure.definitions import Definition, flatten_once
 from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, kind_of
 from sonde.nnx.structure.walk import Walk, walk
 from sonde.nnx.variable.array_references import is_reference
 from sonde.nnx.variable.variable import Variable
+
+Contents = tuple[list[Any], list[Any]]
+"""What the plain containers of a node hold: their classes and keys, and their elements."""
 
 
 class Before:
@@ -32,7 +35,7 @@ class Before:
     def edits(self, verb: str) -> tuple[list[Walk], dict[int, int]]:
         """A walk through each node that changed, and the indices of all objects met."""
         indices = {id(x): index for index, x in self._known.items()}
-        changed = [node for node, *look in self._looks if _differs(node, *look)]
+        changed = [node for node, structure, held in self._looks if _differs(node, structure, held)]
         return [walk(node, graph=True, verb=verb, numbers=True, seen=indices, again=True) for node in changed], indices
 
     def put_back(self, carried: Container[int]) -> None:
@@ -85,7 +88,7 @@ def _same_kind(a: Variable[Any], b: Any) -> bool:
     return type(a) is type(b) and a._metadata == b._metadata
 
 
-def _differs(node: Pytree, structure: Any, held: Any) -> bool:
+def _differs(node: Pytree, structure: tuple[Any, ...], held: Contents | None) -> bool:
     (layout, data, static), (old_layout, old_data, old_static) = node._structure(), structure
     if layout is not old_layout or not all(a is b for a, b in zip(data, old_data)):
         return True
@@ -103,12 +106,12 @@ def _same(a: Any, b: Any) -> bool:
         return False
 
 
-def new_data(edit: Any, leaves: Iterator[Any], known: dict[Any, Any]) -> list[Any]:
+def new_data(edit: Definition, leaves: Iterator[Any], known: dict[Any, Any]) -> list[Any]:
     """The data attributes that an edit gives; see `replay`."""
     return [build(child, leaves, known=known) for child in edit[5]]
 
 
-def replay(edit: Any, leaves: Iterator[Any], known: dict[Any, Any]) -> None:
+def replay(edit: Definition, leaves: Iterator[Any], known: dict[Any, Any]) -> None:
     """Gives a node the attributes of an edit.
 
     Args:
@@ -120,8 +123,8 @@ def replay(edit: Any, leaves: Iterator[Any], known: dict[Any, Any]) -> None:
     known[index]._become(layout, new_data(edit, leaves, known), static)
 
 
-def contents(node: Pytree) -> tuple[list[Any], list[Any]] | None:
-    """What the plain containers of a node hold: their classes and keys, and their elements; None without containers."""
+def contents(node: Pytree) -> Contents | None:
+    """What the plain containers of a node hold."""
     todo = [value for value in node._structure()[1] if kind_of(value) == CONTAINER and value is not None]
     if not todo:
         return None
@@ -138,6 +141,6 @@ def contents(node: Pytree) -> tuple[list[Any], list[Any]] | None:
     return frames, elements
 
 
-def same_contents(now: Any, before: Any) -> bool:
+def same_contents(now: Contents | None, before: Contents) -> bool:
     """Whether containers hold the same elements."""
     return now is not None and now[0] == before[0] and all(a is b for a, b in zip(now[1], before[1]))

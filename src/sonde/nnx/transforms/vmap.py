@@ -26,7 +26,7 @@ from sonde.nnx.transforms.options import (
     with_axes,
 )
 from sonde.nnx.transforms.outcome import Left
-from sonde.nnx.transforms.prefixes import refuse_prefixes
+from sonde.nnx.transforms.prefixes import Prefix, refuse_prefixes
 from sonde.nnx.transforms.result_lists import Lists, with_keywords
 from sonde.nnx.variable.sharding import PARTITION_NAME
 
@@ -35,11 +35,11 @@ from sonde.nnx.variable.sharding import PARTITION_NAME
 def vmap(
     f: Callable[..., Any] = MISSING,
     *,
-    in_axes: Any = 0,
-    out_axes: Any = 0,
+    in_axes: Prefix = 0,
+    out_axes: Prefix = 0,
     axis_name: Hashable | None = None,
     axis_size: int | None = None,
-    spmd_axis_name: Any = None,
+    spmd_axis_name: Hashable | None = None,
     transform_metadata: Mapping[str, Any] | None = None,
     graph: bool | None = None,
     graph_updates: bool | None = None,
@@ -124,7 +124,7 @@ def vmap(
 _OUT_AXES = re.compile(r"out_axes\[0\]\[(\d+)\]\[(\d+)\][^,]*(, got axis spec .*)")
 
 
-def _lists(verb: str, taken: Taken, in_axes: Any, out_axes: Any) -> Lists:
+def _lists(verb: str, taken: Taken, in_axes: Prefix, out_axes: Prefix) -> Lists:
     axes = with_keywords(taken.structure, in_axes, 0)
     return Lists(verb, taken.structure, taken.leaves, arguments=("in_axes", axes), output=("out_axes", out_axes))
 
@@ -135,7 +135,9 @@ def _named(pure: Callable[..., Any], f: Callable[..., Any]) -> Callable[..., Any
     return pure
 
 
-def _with_axis_names(f: Any, in_axes: Any, out_axes: Any, metadata: Mapping[str, Any] | None, how: Mode) -> Any:
+def _with_axis_names(
+    f: Callable[..., Any], in_axes: Prefix, out_axes: Prefix, metadata: Mapping[str, Any] | None, how: Mode
+) -> Any:
     if not metadata or PARTITION_NAME not in metadata:
         return f
     return with_axis_names(f, in_axes, out_axes, metadata, how.graph)
@@ -146,8 +148,8 @@ def pmap(
     f: Callable[..., Any] = MISSING,
     *,
     axis_name: Hashable | None = None,
-    in_axes: Any = 0,
-    out_axes: Any = 0,
+    in_axes: Prefix = 0,
+    out_axes: Prefix = 0,
     static_broadcasted_argnums: int | Iterable[int] = (),
     devices: Sequence[Any] | None = None,
     backend: str | None = None,

@@ -9,17 +9,19 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax.experimental.layout import Format
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from sonde import _jax
 from sonde.flax.flags import flag
 from sonde.nnx.settings import Setting, SettingChange
 
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
+AxisNames = Sharding | Format | PartitionSpec | Sequence[str | Sequence[str] | None] | str | None
+"""How an array is sharded: a name for each dimension, or what these names come to."""
 _local = threading.local()
 _eager: Setting[bool] = Setting(lambda: flag("flax_always_shard_variable"))
 
@@ -65,7 +67,7 @@ def logical_axis_rules(rules: Rules) -> Iterator[None]:
         _local.rules = before
 
 
-def partition_spec(out_sharding: Any, rules: Rules | None = None) -> PartitionSpec:
+def partition_spec(out_sharding: AxisNames, rules: Rules | None = None) -> PartitionSpec:
     """The PartitionSpec that an `out_sharding` entry means."""
     if isinstance(out_sharding, Format):
         out_sharding = getattr(out_sharding.sharding, "spec", None)
@@ -74,18 +76,20 @@ def partition_spec(out_sharding: Any, rules: Rules | None = None) -> PartitionSp
     elif out_sharding is None or isinstance(out_sharding, str):
         return PartitionSpec()
     else:
-        names = tuple(out_sharding)
+        names = tuple(cast(Sequence[Any], out_sharding))
     table = dict(reversed((*(rules or ()), *current_rules())))
     return PartitionSpec(*(_physical(name, table) for name in names))
 
 
-def _physical(name: Any, table: dict[str, Any]) -> Any:
+def _physical(name: str | Sequence[str] | None, table: dict[str, Any]) -> Any:
     if isinstance(name, (tuple, list)):
         return tuple(_physical(n, table) for n in name)
-    return table.get(name, name)
+    return table.get(name, name) if isinstance(name, str) else name
 
 
-def place(value: Any, out_sharding: Any, *, mesh: Any = None, rules: Rules | None = None) -> Any:
+def place(
+    value: Any, out_sharding: AxisNames, *, mesh: Mesh | AbstractMesh | None = None, rules: Rules | None = None
+) -> Any:
     """Places every array in `value` as `out_sharding` says.
 
     Raises:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from sonde import _jax
 from sonde.nnx.structure.mapping import map as map_leaves
@@ -90,7 +90,7 @@ def as_abstract(tree: A, graph: bool | None = None) -> A:
 abstract_with_sharding = as_abstract
 
 
-def sharded_shape(variable: Variable[Any], mesh: Any) -> jax.ShapeDtypeStruct | None:
+def sharded_shape(variable: Variable[Any], mesh: Mesh | AbstractMesh | None) -> jax.ShapeDtypeStruct | None:
     """The shape that an abstract Variable holds, with its sharding; None if it already has one, or no mesh is known.
 
     Args:
@@ -108,7 +108,7 @@ def sharded_shape(variable: Variable[Any], mesh: Any) -> jax.ShapeDtypeStruct | 
     return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding, weak_type=value.weak_type)
 
 
-def _is_abstract(sharding: Any) -> bool:
+def _is_abstract(sharding: Sharding | None) -> bool:
     return isinstance(sharding, NamedSharding) and not isinstance(sharding.mesh, Mesh)
 
 
@@ -122,7 +122,7 @@ def add_axis(tree: A, index: int, transform_metadata: Mapping[str, Any]) -> A:
             names of metadata entries, with the name of the axis for each.
     """
 
-    def put_in(axes: list[Any], name: Any) -> None:
+    def put_in(axes: list[Any], name: str | None) -> None:
         at = index if index >= 0 else index + len(axes) + 1
         axes += [None] * (at - len(axes))
         axes.insert(at, name)
@@ -140,7 +140,7 @@ def remove_axis(tree: A, index: int, transform_metadata: Mapping[str, Any]) -> A
         ValueError: the axis at that index has another name.
     """
 
-    def take_out(axes: list[Any], name: Any) -> None:
+    def take_out(axes: list[Any], name: str | None) -> None:
         at = index if index >= 0 else index + len(axes)
         if at < len(axes) and axes[at] != name:
             raise ValueError(

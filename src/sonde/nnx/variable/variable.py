@@ -141,7 +141,7 @@ class Variable(ArrayLike, Rendered, Generic[A]):
         """What the Variable holds, without running hooks; with `ref=True` the array reference."""
         return self._cell.value if self._metadata["ref"] else self._held()
 
-    def set_raw_value(self, value: Any, *, _unsafe_bypass_check: bool = False) -> None:
+    def set_raw_value(self, value: A, *, _unsafe_bypass_check: bool = False) -> None:
         """Replaces what the Variable holds, without running hooks; an array goes into the array reference, if any."""
         if not _unsafe_bypass_check:
             self._check_level()
@@ -324,7 +324,7 @@ class Variable(ArrayLike, Rendered, Generic[A]):
     # ---------------------------------------------------------------------------------- making and copying
 
     @classmethod
-    def _make(cls, value: Any, metadata: Metadata) -> Self:
+    def _make(cls, value: A, metadata: Metadata) -> Self:
         """Makes a Variable at the current trace level, without `__init__` and hooks."""
         variable = object.__new__(cls)
         _set_cell(variable, Cell(value))
@@ -333,14 +333,14 @@ class Variable(ArrayLike, Rendered, Generic[A]):
         return variable
 
     @classmethod
-    def from_metadata(cls, value: Any, attributes: Mapping[str, Any]) -> Self:
+    def from_metadata(cls, value: A, attributes: Mapping[str, Any]) -> Self:
         """A Variable with this value and metadata, without running hooks."""
         variable = cls._make(value, shared(_canonical(dict(attributes))))
         if variable._metadata.by_reference and not is_reference(value):
             variable._cell.value = new_references(variable, value, variable._metadata)
         return variable
 
-    def replace(self, value: Any = _MISSING, **updates: Any) -> Self:
+    def replace(self, value: A = _MISSING, **updates: Any) -> Self:
         """A new Variable with another value or other metadata."""
         metadata = self._metadata.replaced(**_canonical(updates)) if updates else self._metadata
         variable = type(self)._make(self._held() if value is _MISSING else value, metadata)
@@ -348,11 +348,11 @@ class Variable(ArrayLike, Rendered, Generic[A]):
             variable._cell.value = new_references(variable, variable._cell.value, metadata)
         return variable
 
-    def copy(self, value: Any = _MISSING, **updates: Any) -> Self:
+    def copy(self, value: A = _MISSING, **updates: Any) -> Self:
         """A new Variable with the same value and metadata, except for what is given."""
         return self.replace(value, **updates)
 
-    def to_state(self, value: Any = _MISSING, **updates: Any) -> Self:
+    def to_state(self, value: A = _MISSING, **updates: Any) -> Self:
         """The same as `copy`; kept for code that was written when states held something other than Variables."""
         return self.copy(value, **updates)
 
@@ -386,7 +386,7 @@ class Variable(ArrayLike, Rendered, Generic[A]):
         return self.copy()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        memo[id(self)] = copied_variable = type(self)._make(None, copy_module.deepcopy(self._metadata, memo))
+        memo[id(self)] = copied_variable = type(self)._make(cast(A, None), copy_module.deepcopy(self._metadata, memo))
         held = copy_module.deepcopy(self._held(), memo)
         copied_variable._cell.value = (
             new_references(copied_variable, held, copied_variable._metadata)

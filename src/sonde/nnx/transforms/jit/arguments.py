@@ -15,9 +15,11 @@ import jax
 from sonde.nnx.structure.definitions import flatten_once, unflatten_once
 from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, KIND, NODE, OTHER, VARIABLE, kind_of
 from sonde.nnx.transforms.lifting import Fixed
+from sonde.nnx.transforms.prefixes import Prefix
 from sonde.nnx.variable.array_references import REFERENCES, is_reference
 
 ROOT, PLAIN = "root", "plain"
+Skeleton = tuple[int, tuple[str, ...], tuple[Any, ...]]  # see `Arguments`
 
 
 def holds_objects(value: Any) -> bool:
@@ -74,7 +76,7 @@ class Arguments:
             parts.append(_fixed(value, name) if argument in static else self._sort(value, name, argument))
         self.skeleton = (n, keywords, tuple(parts))
 
-    def _sort(self, value: Any, name: str, argument: Any) -> Any:
+    def _sort(self, value: Any, name: str, argument: int | str) -> Any:
         if not holds_objects(value):
             self.plain.append(value)
             self.plain_arguments.append(argument)
@@ -100,7 +102,7 @@ def _fixed(value: Any, name: str) -> Fixed:
     return Fixed(value)
 
 
-def shardings_along(prefix: Any, skeleton: Any) -> tuple[list[Any], list[Any]]:
+def shardings_along(prefix: Prefix, skeleton: Skeleton) -> tuple[list[Any], list[Any]]:
     """The parts of `in_shardings` for the roots, and those for the plain arguments.
 
     Args:
@@ -136,7 +138,7 @@ def shardings_along(prefix: Any, skeleton: Any) -> tuple[list[Any], list[Any]]:
     return roots, plain
 
 
-def assemble(skeleton: Any, roots: Sequence[Any], plain: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def assemble(skeleton: Skeleton, roots: Sequence[Any], plain: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Puts sorted arguments together again: positional ones and keywords."""
     n, keywords, parts = skeleton
     next_roots, next_plain = iter(roots), iter(plain)

@@ -16,7 +16,7 @@ from sonde.nnx.transforms.jit.memory import LastCall, Memory, Plan
 from sonde.nnx.transforms.jit.program import Options, Program, tracing
 from sonde.nnx.transforms.lifting import Fixed, Structure, take, walk_call
 from sonde.nnx.transforms.options import MISSING, also_decorator, mode, named_like, refuse_bound_method
-from sonde.nnx.transforms.prefixes import refuse_prefixes
+from sonde.nnx.transforms.prefixes import Prefix, refuse_prefixes
 from sonde.nnx.transforms.stages import Lowered, Traced
 
 P = ParamSpec("P")
@@ -76,8 +76,8 @@ def jit(**options: Unpack[JitOptions]) -> Callable[[Callable[P, R]], Jitted[P, R
 def jit(
     fun: Callable[..., Any] = MISSING,
     *,
-    in_shardings: Any = None,
-    out_shardings: Any = None,
+    in_shardings: Prefix = None,
+    out_shardings: Prefix = None,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
     donate_argnums: int | Sequence[int] | None = None,

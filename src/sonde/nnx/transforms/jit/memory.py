@@ -9,18 +9,18 @@ references and is dropped with the first root that dies, so it keeps no model al
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from sonde._jax import trace_level
-from sonde.nnx.modules.pytree import attributes
+from sonde.nnx.modules.pytree import Pytree, attributes
 from sonde.nnx.structure.epoch import EPOCH, EXPOSED
 from sonde.nnx.structure.value_kinds import CONTAINER, KIND, NODE, VARIABLE, kind_of
 from sonde.nnx.structure.walk import Walk
 from sonde.nnx.transforms.bounded_cache import PROGRAMS
 from sonde.nnx.transforms.jit.program import Program
 from sonde.nnx.transforms.outcome import Left, Outcome, settle
-from sonde.nnx.transforms.structure_changes import contents, same_contents
+from sonde.nnx.transforms.structure_changes import Contents, contents, same_contents
 from sonde.nnx.variable.cell import Cell
 from sonde.nnx.variable.variable import Variable
 
@@ -62,7 +62,9 @@ class Plan:
         self.epoch = walked.epoch
         self._earlier = [_Earlier(node) for _, node in walked.nodes]
         self._contents = [
-            (r, _weak(contents(node))) for r, (_, node) in zip(self._earlier, walked.nodes) if r.containers
+            (r, _weak(held))
+            for r, (_, node) in zip(self._earlier, walked.nodes)
+            if r.containers and (held := contents(node)) is not None
         ]
         self.loose = bool(walked.loose) or any(id(node) in EXPOSED for _, node in walked.nodes if EXPOSED)
         self.program = program
@@ -116,7 +118,7 @@ class Plan:
         self.epoch = epoch_now
         return True
 
-    def _same(self, earlier: _Earlier, node: Any, swapped: dict[int, Variable[Any]]) -> bool:
+    def _same(self, earlier: _Earlier, node: Pytree, swapped: dict[int, Variable[Any]]) -> bool:
         """Whether a node is as it was, except for Variables that were replaced by others of the same kind."""
         layout, data, static = node._structure()
         if layout is not earlier.layout or (static is not earlier.static and static != earlier.static):
@@ -223,7 +225,7 @@ class _Earlier:
 
     __slots__ = ("containers", "data", "layout", "n_variables", "node", "own", "static")
 
-    def __init__(self, node: Any):
+    def __init__(self, node: Pytree):
         self.node = weakref.ref(node)
         self.layout, data, self.static = node._structure()
         kinds = [KIND.get(type(x)) for x in data]
@@ -234,12 +236,12 @@ class _Earlier:
         self.own = tuple(map(id, attributes(node).values())) if whole else None
 
 
-def _weak(held: Any) -> Any:
+def _weak(held: Contents) -> Any:
     """What containers hold, with weak references to nodes."""
     return held[0], [weakref.ref(x) if kind_of(x) == NODE else x for x in held[1]]
 
 
-def _strong(held: Any) -> Any:
+def _strong(held: Contents) -> Any:
     return held[0], [x() if type(x) is weakref.ref else x for x in held[1]]
 
 
@@ -259,7 +261,15 @@ class LastCall:
 
     __slots__ = ("keywords", "n_args", "n_front", "plain", "plan", "roots", "run", "static")
 
-    def __init__(self, plan: Plan, n_args: int, keywords: list[str], at: dict[int, Any], plain: list[int], static: Any):
+    def __init__(
+        self,
+        plan: Plan,
+        n_args: int,
+        keywords: list[str],
+        at: dict[int, Any],
+        plain: list[int],
+        static: list[tuple[int, Any]],
+    ):
         self.plan = plan
         self.run = plan.run
         self.n_args = n_args
@@ -293,7 +303,7 @@ class Memory:
         self.plans: dict[Any, tuple[list[Any], list[Plan]]] = {}
         self.last: LastCall | None = None
 
-    def find(self, key: Any, roots: Sequence[Any], ruled_out: Plan | None) -> Plan | None:
+    def find(self, key: Hashable, roots: Sequence[Any], ruled_out: Plan | None) -> Plan | None:
         """The plan for these roots as they are now, if it is known; a plan that was ruled out is not checked again."""
         entry = self.plans.get(key)
         if entry is None:
@@ -308,12 +318,12 @@ class Memory:
                 return plan
         return None
 
-    def is_current(self, key: Any, plan: Plan) -> bool:
+    def is_current(self, key: Hashable, plan: Plan) -> bool:
         """Whether a plan is the one used last for its roots."""
         entry = self.plans.get(key)
         return entry is not None and entry[1][0] is plan
 
-    def keep(self, key: Any, roots: Sequence[Any], plan: Plan) -> None:
+    def keep(self, key: Hashable, roots: Sequence[Any], plan: Plan) -> None:
         """Keeps a plan while all its roots live; not at all if a root has no weak references."""
         entry = self.plans.get(key)
         if entry is not None and all(ref() is root for ref, root in zip(entry[0], roots)):

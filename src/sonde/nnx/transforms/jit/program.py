@@ -14,7 +14,14 @@ from typing import Any
 
 import jax
 
-from sonde.nnx.transforms.jit.arguments import Arguments, assemble, holds_objects, holds_references, shardings_along
+from sonde.nnx.transforms.jit.arguments import (
+    Arguments,
+    Skeleton,
+    assemble,
+    holds_objects,
+    holds_references,
+    shardings_along,
+)
 from sonde.nnx.transforms.lifting import ONE_LIST, Placement, Structure, enter
 from sonde.nnx.transforms.options import Mode
 from sonde.nnx.transforms.result_lists import Lists
@@ -102,7 +109,9 @@ class Program:
         groups = [[leaves[i] for i in numbers] for numbers in (self.arrays, self.kept, self.donated)]
         return [group for group in groups if group] or [[]]
 
-    def _shardings(self, options: Options, arguments: Arguments, leaves: Any) -> tuple[Placement, dict[str, Any]]:
+    def _shardings(
+        self, options: Options, arguments: Arguments, leaves: Sequence[Any]
+    ) -> tuple[Placement, dict[str, Any]]:
         """How results are put into lists, and the options for `jax.jit`."""
         if options.in_shardings is None and options.out_shardings is None:
             return ONE_LIST, {}
@@ -115,7 +124,7 @@ class Program:
         return lists, jit_options
 
     def _traced(
-        self, options: Options, skeleton: Any, placement: Placement, always: tuple[int, ...]
+        self, options: Options, skeleton: Skeleton, placement: Placement, always: tuple[int, ...]
     ) -> Callable[..., Any]:
         fun, mode, structure = options.fun, options.mode, self.structure
         order = [*self.arrays, *self.kept, *self.donated]
