@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from sonde import ops
+from sonde.ops.dtypes import Dtype
 
 canonicalize_dtype = ops.canonicalize_dtype
 
 
-def promote_dtype(*args: Any, dtype: Any = None, inexact: bool = True) -> list[Any]:
+def promote_dtype(*args: Any, dtype: Dtype | None = None, inexact: bool = True) -> list[Any]:
     """Casts all arrays to one dtype: the one given, or one that can hold them all. None stays None.
 
     Example:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 
 from sonde.linen.layers import linear, norm
@@ -71,7 +72,7 @@ class Embed(_Named, linear.Embed):
     attend_dtype: Any = None
     one_hot: bool = False
 
-    def __call__(self, inputs: Any) -> Any:
+    def __call__(self, inputs: jax.Array) -> Any:
         """The rows at these indices."""
         inputs = jnp.asarray(inputs, self.cast_input_dtype)
         if not self.one_hot:
@@ -81,7 +82,7 @@ class Embed(_Named, linear.Embed):
         chosen = (inputs[..., None] == jnp.arange(self.num_embeddings)).astype(self.dtype)
         return jnp.dot(chosen, jnp.asarray(self.embedding, self.dtype))
 
-    def attend(self, query: Any) -> Any:
+    def attend(self, query: jax.Array) -> Any:
         """The products of a query with every row."""
         dtype = self.dtype if self.attend_dtype is None else self.attend_dtype
         return jnp.dot(jnp.asarray(query, dtype), jnp.asarray(self.embedding, dtype).T)

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.lax import PrecisionLike
 
 from sonde import ops
 from sonde.linen.layers.linear import DenseGeneral
@@ -19,6 +20,7 @@ from sonde.linen.modules.attach import describe
 from sonde.linen.modules.methods import compact, nowrap
 from sonde.linen.modules.module import Module, merge_param
 from sonde.ops.default_initializers import default_bias_init, default_kernel_init
+from sonde.ops.dtypes import Dtype
 
 
 def _einsum(dot_general: Callable[..., Any] | None, replacement: Callable[..., Any] | None) -> Callable[..., Any]:
@@ -42,8 +44,8 @@ def dot_product_attention_weights(
     dropout_rng: jax.Array | None = None,
     dropout_rate: float = 0.0,
     deterministic: bool = False,
-    dtype: Any = None,
-    precision: Any = None,
+    dtype: Dtype | None = None,
+    precision: PrecisionLike = None,
     module: Module | None = None,
     force_fp32_for_softmax: bool = False,
     einsum_dot_general: Callable[..., Any] | None = None,
@@ -97,8 +99,8 @@ def dot_product_attention(
     dropout_rng: jax.Array | None = None,
     dropout_rate: float = 0.0,
     deterministic: bool = False,
-    dtype: Any = None,
-    precision: Any = None,
+    dtype: Dtype | None = None,
+    precision: PrecisionLike = None,
     module: Module | None = None,
     force_fp32_for_softmax: bool = False,
     einsum_dot_general: Callable[..., Any] | None = None,
@@ -304,7 +306,9 @@ class MultiHeadDotProductAttention(Module):
         }
 
     @nowrap
-    def _keys_and_values(self, q: Any, k: Any, v: Any, kv: Any) -> tuple[Any, Any]:
+    def _keys_and_values(
+        self, q: jax.Array, k: jax.Array | None, v: jax.Array | None, kv: jax.Array | None
+    ) -> tuple[Any, Any]:
         if kv is not None:
             if k is not None or v is not None:
                 raise ValueError(
@@ -324,7 +328,9 @@ class MultiHeadDotProductAttention(Module):
         warnings.warn(f"{describe(self)}: {text}", DeprecationWarning, stacklevel=2)
 
     @nowrap
-    def _decoded(self, query: Any, key: Any, value: Any, mask: Any) -> tuple[Any, Any, Any]:
+    def _decoded(
+        self, query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array | None
+    ) -> tuple[Any, Any, Any]:
         """Puts one position into the cache; returns all keys and values, and the mask of those written so far."""
         filling = self.has_variable("cache", "cached_key")
         forms = {"cached_key": key, "cached_value": value, "cache_index": np.int32(0)}

@@ -12,9 +12,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.lax import DotDimensionNumbers, PrecisionLike
 
 from sonde.linen.modules.methods import nowrap
 from sonde.linen.modules.module import Module
+from sonde.ops.dtypes import Dtype
 from sonde.ops.fp8 import dot_general_with_precision, fp8_scaled_dot_general, in_qdq, out_qdq
 
 OVERWRITE_WITH_GRADIENT = "_overwrite_with_gradient"
@@ -115,7 +117,12 @@ class Fp8Einsum(Fp8DotGeneralBase):
     """
 
     def __call__(
-        self, eqn: str, lhs: jax.Array, rhs: jax.Array, precision: Any = None, preferred_element_type: Any = None
+        self,
+        eqn: str,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        precision: PrecisionLike = None,
+        preferred_element_type: Dtype | None = None,
     ) -> jax.Array:
         """The product, in the dtype of the second array."""
         return jnp.einsum(
@@ -132,9 +139,9 @@ def scaled_product(
     module: Fp8DotGeneralBase,
     lhs: jax.Array,
     rhs: jax.Array,
-    dimension_numbers: Any,
-    precision: Any = None,
-    preferred_element_type: Any = None,
+    dimension_numbers: DotDimensionNumbers,
+    precision: PrecisionLike = None,
+    preferred_element_type: Dtype | None = None,
     **kwargs: Any,
 ) -> jax.Array:
     """The product with the scales and histories of a module."""

@@ -17,9 +17,12 @@ from sonde.linen.modules.methods import compact
 from sonde.linen.modules.module import Module, merge_param
 from sonde.linen.sharding import meta
 from sonde.ops.default_initializers import default_bias_init, default_embed_init, default_kernel_init, matrix_shape
+from sonde.ops.dtypes import Dtype
 
 
-def chosen_product(op: Callable[..., Any] | None, make: Any, default: Callable[..., Any]) -> Callable[..., Any]:
+def chosen_product(
+    op: Callable[..., Any] | None, make: Callable[[], Callable[..., Any]] | None, default: Callable[..., Any]
+) -> Callable[..., Any]:
     """The product that a layer uses: `make()` if that is given, else `op` if that is given, else JAX's own."""
     if make is not None:
         return make()
@@ -79,7 +82,7 @@ class Dense(Module):
 def drawn_as(flat_shape: Callable[[Sequence[int]], Sequence[int]], init: Callable[..., Any]) -> Callable[..., Any]:
     """An initializer that draws an array in another shape and reshapes it, inside its box if `init` boxes it."""
 
-    def draw(rng: jax.Array, shape: Sequence[int], dtype: Any) -> Any:
+    def draw(rng: jax.Array, shape: Sequence[int], dtype: Dtype) -> Any:
         value = init(rng, tuple(flat_shape(shape)), dtype)
         return meta.replace_boxed(value, jnp.reshape(meta.unbox(value), shape))
 

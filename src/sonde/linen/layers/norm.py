@@ -80,7 +80,9 @@ class BatchNorm(Module):
     force_float32_reductions: bool = True
 
     @compact
-    def __call__(self, x: jax.Array, use_running_average: bool | None = None, *, mask: Any = None) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None
+    ) -> jax.Array:
         """Normalizes the inputs.
 
         Args:
@@ -148,7 +150,7 @@ class LayerNorm(Module):
     force_float32_reductions: bool = True
 
     @compact
-    def __call__(self, x: jax.Array, *, mask: Any = None) -> jax.Array:
+    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes the inputs; `mask` says which elements count for the statistics."""
         x = jnp.asarray(x)
         scale, bias = scale_and_bias(self, _sizes(x, self.feature_axes), use_bias=self.use_bias)
@@ -179,7 +181,7 @@ class RMSNorm(Module):
     force_float32_reductions: bool = True
 
     @compact
-    def __call__(self, x: jax.Array, *, mask: Any = None) -> jax.Array:
+    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes the inputs; `mask` says which elements count for the statistics."""
         x = jnp.asarray(x)
         scale, _ = scale_and_bias(self, _sizes(x, self.feature_axes), use_bias=False)
@@ -220,7 +222,7 @@ class GroupNorm(Module):
     force_float32_reductions: bool = True
 
     @compact
-    def __call__(self, x: jax.Array, *, mask: Any = None) -> jax.Array:
+    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes the inputs; `mask` says which elements count for the statistics."""
         x = jnp.asarray(x)
         features = x.shape[-1]
@@ -254,7 +256,7 @@ class InstanceNorm(Module):
     force_float32_reductions: bool = True
 
     @compact
-    def __call__(self, x: jax.Array, *, mask: Any = None) -> jax.Array:
+    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes the inputs; `mask` says which elements count for the statistics."""
         x = jnp.asarray(x)
         scale, bias = scale_and_bias(self, _sizes(x, self.feature_axes), use_bias=self.use_bias)

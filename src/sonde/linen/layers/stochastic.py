@@ -37,7 +37,7 @@ class Dropout(Module):
     rng_collection: str = "dropout"
 
     @compact
-    def __call__(self, inputs: Any, deterministic: bool | None = None, rng: jax.Array | None = None) -> Any:
+    def __call__(self, inputs: jax.Array, deterministic: bool | None = None, rng: jax.Array | None = None) -> Any:
         """Drops elements of the inputs.
 
         Args:

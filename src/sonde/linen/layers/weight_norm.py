@@ -7,7 +7,7 @@ normalization are named after the parameter: `Dense_0/kernel/scale`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -60,7 +60,7 @@ class SpectralNorm(Module):
             **kwargs: Keyword arguments for the layer.
         """
 
-        def normalized(variables: Any) -> Any:
+        def normalized(variables: Mapping[str, Any]) -> Any:
             return jax.tree_util.tree_map_with_path(lambda p, w: self._normalize(p, w, update_stats), variables)
 
         def call(layer: Module) -> Any:
@@ -70,7 +70,7 @@ class SpectralNorm(Module):
         return lifted(self.layer_instance)
 
     @nowrap
-    def _normalize(self, path: Any, weight: Any, update_stats: bool) -> jax.Array:
+    def _normalize(self, path: Sequence[Any], weight: jax.Array, update_stats: bool) -> jax.Array:
         weight = jnp.asarray(weight)
         if weight.ndim <= 1 or self.n_steps < 1:
             return weight
@@ -121,7 +121,7 @@ class WeightNorm(Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the layer with normalized weights."""
 
-        def normalized(variables: Any) -> Any:
+        def normalized(variables: Mapping[str, Any]) -> Any:
             return jax.tree_util.tree_map_with_path(self._normalize, variables)
 
         def call(layer: Module) -> Any:
@@ -130,7 +130,7 @@ class WeightNorm(Module):
         return map_variables(call, trans_in_fn=normalized, init=self.is_initializing())(self.layer_instance)
 
     @nowrap
-    def _normalize(self, path: Any, weight: Any) -> jax.Array:
+    def _normalize(self, path: Sequence[Any], weight: jax.Array) -> jax.Array:
         weight = jnp.asarray(weight)
         name = _name(self.layer_instance, path)
         if self.variable_filter and not any(part in name for part in self.variable_filter):

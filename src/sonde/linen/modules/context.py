@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from sonde.linen.modules.module import Module
+
+
+Capture: TypeAlias = "bool | Callable[[Module, str], bool]"
+"""Which outputs of methods to sow: True for those of `__call__`, or a function of the module and the method's name."""
 
 
 class Context(threading.local):

@@ -20,12 +20,13 @@ from sonde.errors import (
 from sonde.linen import kw_only_dataclasses
 from sonde.linen.modules import attach, methods, run, table
 from sonde.linen.modules.attach import UNSPECIFIED, ModuleBase, ModuleState
-from sonde.linen.modules.context import context
+from sonde.linen.modules.context import Capture, context
 from sonde.linen.modules.description import description, short
 from sonde.linen.modules.methods import OnInstances
 from sonde.linen.variables import sites
 from sonde.linen.variables.filters import Filter
 from sonde.linen.variables.frozen_dict import unfreeze
+from sonde.linen.variables.rng import Rngs
 from sonde.linen.variables.scope import Path, Scope, Variable
 
 T = TypeVar("T")
@@ -352,11 +353,11 @@ class Module(ModuleBase):
     @OnInstances
     def init(
         self,
-        rngs: Any,
+        rngs: Rngs,
         *args: Any,
         method: Callable[..., Any] | str | None = None,
         mutable: Filter = run.ALL_BUT_INTERMEDIATES,
-        capture_intermediates: Any = False,
+        capture_intermediates: Capture = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Runs the module and returns the variables it makes.
@@ -376,11 +377,11 @@ class Module(ModuleBase):
     @OnInstances
     def init_with_output(
         self,
-        rngs: Any,
+        rngs: Rngs,
         *args: Any,
         method: Callable[..., Any] | str | None = None,
         mutable: Filter = run.ALL_BUT_INTERMEDIATES,
-        capture_intermediates: Any = False,
+        capture_intermediates: Capture = False,
         **kwargs: Any,
     ) -> tuple[Any, dict[str, Any]]:
         """Runs the module and returns its output and the variables it makes; arguments as for `init`."""
@@ -391,7 +392,7 @@ class Module(ModuleBase):
     @OnInstances
     def lazy_init(
         self,
-        rngs: Any,
+        rngs: Rngs,
         *args: Any,
         method: Callable[..., Any] | None = None,
         mutable: Filter = run.ALL_BUT_INTERMEDIATES,
@@ -409,10 +410,10 @@ class Module(ModuleBase):
         self,
         variables: Mapping[str, Any],
         *args: Any,
-        rngs: Any = None,
+        rngs: Rngs = None,
         method: Callable[..., Any] | str | None = None,
         mutable: Filter = False,
-        capture_intermediates: Any = False,
+        capture_intermediates: Capture = False,
         **kwargs: Any,
     ) -> Any:
         """Runs the module on variables.
@@ -438,7 +439,7 @@ class Module(ModuleBase):
         )
 
     @OnInstances
-    def bind(self, variables: Mapping[str, Any], *args: Any, rngs: Any = None, mutable: Filter = False) -> Self:
+    def bind(self, variables: Mapping[str, Any], *args: Any, rngs: Rngs = None, mutable: Filter = False) -> Self:
         """A copy of the module that holds variables, to call and inspect interactively."""
         del args
         self.check_post_init()
@@ -455,13 +456,13 @@ class Module(ModuleBase):
         variables = unfreeze(self.variables)
         return self.clone(_deep_clone=True, _reset_names=True, name=None), variables
 
-    def tabulate(self, rngs: Any, *args: Any, **kwargs: Any) -> str:
+    def tabulate(self, rngs: Rngs, *args: Any, **kwargs: Any) -> str:
         """A table of the submodules and variables for given inputs; options as for `nn.tabulate`, by keyword."""
         names = inspect.signature(table.tabulate).parameters
         options = {name: kwargs.pop(name) for name in list(kwargs) if name in names and name != "kwargs"}
         return table.tabulate(self, rngs, **options)(*args, **kwargs)
 
-    def module_paths(self, rngs: Any, *args: Any, **kwargs: Any) -> dict[str, Module]:
+    def module_paths(self, rngs: Rngs, *args: Any, **kwargs: Any) -> dict[str, Module]:
         """The submodules that are called for given inputs, by path; arguments as for `init`."""
         return table.module_paths(self, rngs, *args, **kwargs)
 

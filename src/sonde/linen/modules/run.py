@@ -26,9 +26,10 @@ from sonde.flax.flags import flag
 from sonde.flax.release import follows
 from sonde.linen.flax_names.flags import frozen
 from sonde.linen.modules import attach
+from sonde.linen.modules.context import Capture
 from sonde.linen.variables import sites
 from sonde.linen.variables.filters import DenyList, Either, Filter, check, matches
-from sonde.linen.variables.rng import streams
+from sonde.linen.variables.rng import Rngs, streams
 from sonde.linen.variables.scope import Run, Scope, check_no_dead_tracers, open_collections
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def check_variables(variables: Any, *, where: str) -> Mapping[str, Any]:
     return variables
 
 
-def function_of(module: Module, method: Any, *, where: str) -> Callable[..., Any]:
+def function_of(module: Module, method: Callable[..., Any] | str | None, *, where: str) -> Callable[..., Any]:
     """The function that `method` means, to be called with the bound module as its first argument.
 
     Raises:
@@ -131,12 +132,12 @@ def _takes_a_module(function: Callable[..., Any]) -> bool:
 
 def root_scope(
     variables: Mapping[str, Any],
-    rngs: Any,
+    rngs: Rngs,
     mutable: Filter,
     *,
     where: str,
     initializing: bool = False,
-    capture: Any = False,
+    capture: Capture = False,
 ) -> Scope:
     """A new run with its outermost scope."""
     named = streams(rngs, where=where)
@@ -144,7 +145,7 @@ def root_scope(
     return Scope(run, open_collections(variables, mutable), streams=named)
 
 
-def with_intermediates(mutable: Filter, capture: Any) -> Filter:
+def with_intermediates(mutable: Filter, capture: Capture) -> Filter:
     """Makes the collection of captured outputs mutable if there will be any."""
     return Either((mutable, "intermediates")) if capture else mutable
 
@@ -161,7 +162,7 @@ def apply(
     fn: Callable[..., Any],
     module: Module,
     mutable: Filter = False,
-    capture_intermediates: Any = False,
+    capture_intermediates: Capture = False,
 ) -> Callable[..., Any]:
     """A pure function `(variables, *args, rngs=None, **kwargs)` that runs `fn(bound_module, *args, **kwargs)`.
 
@@ -176,7 +177,7 @@ def apply(
     """
 
     @functools.wraps(fn)
-    def applied(variables: Any, *args: Any, rngs: Any = None, **kwargs: Any) -> Any:
+    def applied(variables: Mapping[str, Any], *args: Any, rngs: Rngs = None, **kwargs: Any) -> Any:
         return run_apply(
             module,
             fn,
@@ -195,13 +196,13 @@ def apply(
 def run_apply(
     module: Module,
     fn: Callable[..., Any],
-    variables: Any,
+    variables: Mapping[str, Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
-    rngs: Any,
+    rngs: Rngs,
     mutable: Filter,
-    capture: Any,
+    capture: Capture,
     where: str,
     initializing: bool = False,
 ) -> Any:
@@ -222,12 +223,12 @@ def init_with_output(
     fn: Callable[..., Any],
     module: Module,
     mutable: Filter = ALL_BUT_INTERMEDIATES,
-    capture_intermediates: Any = False,
+    capture_intermediates: Capture = False,
 ) -> Callable[..., Any]:
     """A pure function `(rngs, *args, **kwargs)` that returns the output of `fn` and the variables it makes."""
 
     @functools.wraps(fn)
-    def initialized(rngs: Any, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    def initialized(rngs: Rngs, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         return run_apply(
             module,
             fn,
@@ -248,20 +249,20 @@ def init(
     fn: Callable[..., Any],
     module: Module,
     mutable: Filter = ALL_BUT_INTERMEDIATES,
-    capture_intermediates: Any = False,
+    capture_intermediates: Capture = False,
 ) -> Callable[..., Any]:
     """A pure function `(rngs, *args, **kwargs)` that returns the variables that `fn` makes."""
     initialized = init_with_output(fn, module, mutable, capture_intermediates)
 
     @functools.wraps(fn)
-    def only_variables(rngs: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def only_variables(rngs: Rngs, *args: Any, **kwargs: Any) -> dict[str, Any]:
         return initialized(rngs, *args, **kwargs)[1]
 
     return only_variables
 
 
 def lazy_init(
-    initialize: Callable[..., Any], rngs: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, where: str
+    initialize: Callable[..., Any], rngs: Rngs, args: tuple[Any, ...], kwargs: dict[str, Any], *, where: str
 ) -> Any:
     """Runs an init on inputs that may be given as shapes.
 

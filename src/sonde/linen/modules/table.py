@@ -22,6 +22,7 @@ from sonde.linen.modules.run import ALL_BUT_INTERMEDIATES
 from sonde.linen.sharding import meta
 from sonde.linen.variables.filters import Filter
 from sonde.linen.variables.frozen_dict import FrozenDict
+from sonde.linen.variables.rng import Rngs
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -55,12 +56,16 @@ class MethodCall:
     is_first: bool = False
 
 
-def calls_of(module: Module, rngs: Any, *args: Any, method: Any = None, **kwargs: Any) -> tuple[list[MethodCall], Any]:
+def calls_of(
+    module: Module, rngs: Rngs, *args: Any, method: Callable[..., Any] | str | None = None, **kwargs: Any
+) -> tuple[list[MethodCall], Any]:
     """All calls during an `init`, in the order in which they began, and the shapes of the variables."""
     calls: list[MethodCall] = []
     returned: set[tuple[str, ...]] = set()
 
-    def write_down(next_fun: Callable[..., Any], args: Any, kwargs: Any, about: InterceptorContext) -> Any:
+    def write_down(
+        next_fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], about: InterceptorContext
+    ) -> Any:
         scope = about.module.scope
         if about.method_name == "setup" or scope is None:
             return next_fun(*args, **kwargs)
@@ -76,7 +81,7 @@ def calls_of(module: Module, rngs: Any, *args: Any, method: Any = None, **kwargs
     arrays, static_part = split_arrays((rngs, args, kwargs))
     collections: list[str] = []
 
-    def run(arrays: Any) -> Any:
+    def run(arrays: list[Any]) -> Any:
         rngs, args, kwargs = static_part.whole(arrays)
         with intercept_methods(write_down):
             variables = module.init(rngs, *args, method=method, **kwargs)
@@ -93,7 +98,7 @@ def _kept(tree: Any) -> Any:
     return shapes_in(jax.tree.map(lambda x: x.clone(_deep_clone=True) if is_module(x) else x, tree))
 
 
-def module_paths(module: Module, rngs: Any, *args: Any, **kwargs: Any) -> dict[str, Module]:
+def module_paths(module: Module, rngs: Rngs, *args: Any, **kwargs: Any) -> dict[str, Module]:
     """See `Module.module_paths`."""
     calls, _ = calls_of(module, rngs, *args, **kwargs)
     return {"/".join(call.path): call.module for call in calls}
@@ -101,7 +106,7 @@ def module_paths(module: Module, rngs: Any, *args: Any, **kwargs: Any) -> dict[s
 
 def tabulate(
     module: Module,
-    rngs: Any,
+    rngs: Rngs,
     depth: int | None = None,
     show_repeated: bool = False,
     mutable: Filter = ALL_BUT_INTERMEDIATES,
@@ -166,7 +171,7 @@ def module_table(
     """
     costs = _costs(compute_flops, compute_vjp_flops)
 
-    def rows(rngs: Any, *args: Any, **kwargs: Any) -> list[Row]:
+    def rows(rngs: Rngs, *args: Any, **kwargs: Any) -> list[Row]:
         return _rows(*calls_of(module, rngs, *args, **kwargs), rngs, depth, show_repeated, costs)
 
     return rows
@@ -210,7 +215,12 @@ def _at(tree: Any, path: tuple[str, ...]) -> Any:
 
 
 def _rows(
-    calls: list[MethodCall], variables: Any, rngs: Any, depth: int | None, show_repeated: bool, costs: list[str]
+    calls: list[MethodCall],
+    variables: Mapping[str, Any],
+    rngs: Rngs,
+    depth: int | None,
+    show_repeated: bool,
+    costs: list[str],
 ) -> list[Row]:
     paths = {call.path for call in calls}
     rows = []
@@ -333,15 +343,15 @@ def _module_text(row: Row) -> str:
     return name if row.method == "__call__" else f"{name} ({row.method})"
 
 
-def _flops(call: MethodCall, variables: Any, rngs: Any, *, backward: bool) -> int:
+def _flops(call: MethodCall, variables: Mapping[str, Any], rngs: Rngs, *, backward: bool) -> int:
     """XLA's estimate of the cost of a call, with the variables it changes; 0 if the module cannot be run by itself."""
     arrays, static_part = split_arrays((variables, call.args, call.kwargs))
 
-    def run(arrays: Any, rngs: Any) -> Any:
+    def run(arrays: list[Any], rngs: Rngs) -> Any:
         variables, args, kwargs = static_part.whole(arrays)
         return call.module.apply(variables, *args, rngs=rngs, method=call.method, mutable=True, **kwargs)
 
-    def run_backward(arrays: Any, rngs: Any) -> Any:
+    def run_backward(arrays: list[Any], rngs: Rngs) -> Any:
         output, pullback = jax.vjp(lambda arrays: run(arrays, rngs), arrays)
         return pullback(output)
 
@@ -354,7 +364,7 @@ def _flops(call: MethodCall, variables: Any, rngs: Any, *, backward: bool) -> in
 def _render(
     module: Module,
     rows: list[Row],
-    variables: Any,
+    variables: Mapping[str, Any],
     costs: list[str],
     console_kwargs: Mapping[str, Any] | None,
     table_kwargs: Mapping[str, Any],

@@ -9,7 +9,7 @@ This is older than the boxes of `meta`, but many models still use it. When a mod
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,8 +26,8 @@ from sonde.linen.sharding.logical import (
 )
 from sonde.linen.sharding.logical import logical_to_mesh as logical_to_mesh
 from sonde.linen.sharding.logical import logical_to_mesh_axes as logical_to_mesh_axes
-from sonde.linen.transforms.axes import In, Out
-from sonde.linen.transforms.lift import lift
+from sonde.linen.transforms.axes import Axes, In, Out
+from sonde.linen.transforms.lift import Methods, lift
 from sonde.linen.transforms.looped import scan
 from sonde.linen.transforms.mapped import vmap
 from sonde.linen.transforms.recomputed import remat_options, run_checkpoint
@@ -44,6 +44,8 @@ ScanIn = In
 ScanOut = Out
 
 _SUFFIX = "_axes"
+AxesNames = Sequence[Any] | Mapping[str, Any] | None
+"""A name for each axis of a variable, or a tree of such tuples; None for no names."""
 
 
 @jax.tree_util.register_static
@@ -69,7 +71,7 @@ class PartitionedVariable(Variable[Any]):
         scope: Scope,
         collection: str,
         name: str,
-        axes: Any = None,
+        axes: AxesNames = None,
         fallback: RulesFallback = RulesFallback.AXIS_IS_UNSHARDED,
         *,
         unbox: bool = True,
@@ -95,7 +97,7 @@ class PartitionedVariable(Variable[Any]):
         return _constrained(value, self.axes, self.fallback)
 
 
-def _constrained(value: Any, axes: Any, fallback: RulesFallback = RulesFallback.AXIS_IS_UNSHARDED) -> Any:
+def _constrained(value: Any, axes: AxesNames, fallback: RulesFallback = RulesFallback.AXIS_IS_UNSHARDED) -> Any:
     return with_logical_constraint(value, axes, fallback=fallback) if axes else value
 
 
@@ -106,7 +108,7 @@ def _running(module: Module | None, what: str) -> Module:
     return module
 
 
-def _note(module: Module, collection: str, name: str, axes: Any) -> None:
+def _note(module: Module, collection: str, name: str, axes: AxesNames) -> None:
     """Puts the names of a variable's axes into their collection, if that may change."""
     scope = module.bound_scope(f"name the axes of {name!r}")
     collection, name = f"{collection}{_SUFFIX}", f"{name}{_SUFFIX}"
@@ -125,7 +127,7 @@ def param_with_axes(
     name: str,
     init_fn: Callable[..., Any],
     *init_args: Any,
-    axes: Any = None,
+    axes: AxesNames = None,
     module: Module | None = None,
     **init_kwargs: Any,
 ) -> Any:
@@ -156,7 +158,7 @@ def param_with_axes(
     return value if axes is None else name_axes(module, name, value, axes)
 
 
-def name_axes(module: Module, name: str, value: Any, axes: Any) -> Any:
+def name_axes(module: Module, name: str, value: Any, axes: AxesNames) -> Any:
     """Notes the names of a parameter's axes, and returns its value, constrained by them."""
     value = _constrained(value, axes)
     _note(module, "params", name, axes)
@@ -168,7 +170,7 @@ def variable_with_axes(
     name: str,
     init_fn: Callable[..., Any] | None,
     *init_args: Any,
-    axes: Any = None,
+    axes: AxesNames = None,
     module: Module | None = None,
     fallback: RulesFallback = RulesFallback.AXIS_IS_UNSHARDED,
     **init_kwargs: Any,
@@ -217,7 +219,7 @@ def get_axis_names(axes_metadata: Any) -> Any:
     return axes_metadata
 
 
-def _with_axis_name(target: Any, collection: str, axis: int, name: str | None, methods: Any) -> Any:
+def _with_axis_name(target: Callable[..., Any], collection: str, axis: int, name: str | None, methods: Methods) -> Any:
     """A lifted target that gives the axis added by the transform the name `name`, in the collection of names."""
 
     def put_in(names: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -249,20 +251,20 @@ def _axis_of(variable_axes: Mapping[Any, Any], collection: str) -> Any:
 
 
 def scan_with_axes(
-    target: Any,
+    target: Callable[..., Any],
     variable_axes: Mapping[Any, Any] = FrozenDict(),
     variable_broadcast: Filter = False,
     variable_carry: Filter = False,
     split_rngs: Mapping[Any, bool] = FrozenDict(),
-    in_axes: Any = 0,
-    out_axes: Any = 0,
+    in_axes: Axes = 0,
+    out_axes: Axes = 0,
     length: int | None = None,
     reverse: bool = False,
     unroll: int = 1,
     axis_name: str = "layers",
     axes_collections: Sequence[str] = ("params",),
     data_transform: Callable[..., Any] | None = None,
-    methods: Any = None,
+    methods: Methods = None,
 ) -> Any:
     """`nn.scan` that adds a name for the axis of iterations to the axis names of variables.
 
@@ -304,16 +306,16 @@ def scan_with_axes(
 
 
 def vmap_with_axes(
-    target: Any,
+    target: Callable[..., Any],
     variable_axes: Mapping[Any, Any] = FrozenDict(),
     split_rngs: Mapping[Any, bool] = FrozenDict(),
-    in_axes: Any = 0,
-    out_axes: Any = 0,
+    in_axes: Axes = 0,
+    out_axes: Axes = 0,
     axis_size: int | None = None,
     axis_name: str | None = None,
     partitioning_axis_names: Mapping[Any, str] = FrozenDict(),
-    spmd_axis_name: Any = None,
-    methods: Any = None,
+    spmd_axis_name: Hashable | None = None,
+    methods: Methods = None,
 ) -> Any:
     """`nn.vmap` that adds a name for the mapped axis to the axis names of variables.
 
@@ -349,14 +351,14 @@ def vmap_with_axes(
 
 
 def remat(
-    target: Any,
+    target: Callable[..., Any],
     variables: Filter = True,
     rngs: Filter = True,
     concrete: bool = False,
     prevent_cse: bool = True,
     static_argnums: int | Sequence[int] = (),
     policy: Callable[..., bool] | None = None,
-    methods: Any = None,
+    methods: Methods = None,
 ) -> Any:
     """`nn.remat` that counts `static_argnums` without the module: argument 0 is the first after `self`.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,8 @@ class _Broadcast:
 
 
 broadcast: Any = _Broadcast()
+Axes: TypeAlias = "int | _Broadcast | Sequence[Axes] | Mapping[Any, Axes] | None"
+"""An axis for everything, or containers of axes that mirror the arguments or the output."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,18 +66,18 @@ def group(variable_axes: Mapping[Any, Any]) -> Grouped:
     )
 
 
-def axes_of_leaves(axes: Any, tree: Any) -> list[Any]:
+def axes_of_leaves(axes: Axes, tree: Any) -> list[Any]:
     """The axis of every leaf of a tree, where `axes` is a tree prefix of axes, which may include None."""
     axis_of_each: list[Any] = []
 
-    def note(axis: Any, part: Any) -> None:
+    def note(axis: int | _Broadcast | None, part: Any) -> None:
         axis_of_each.extend([axis] * len(jax.tree.leaves(part)))
 
     jax.tree.map(note, axes, tree, is_leaf=lambda a: a is None)
     return axis_of_each
 
 
-def common_size(axes: Any, tree: Any, *, given: int | None, what: str, where: str, option: str) -> int:
+def common_size(axes: Axes, tree: Any, *, given: int | None, what: str, where: str, option: str) -> int:
     """The length of the mapped axes of all leaves.
 
     Raises:
@@ -95,7 +97,7 @@ def common_size(axes: Any, tree: Any, *, given: int | None, what: str, where: st
 def split_streams(groups: Sequence[Any], splits: Sequence[bool], n: int) -> tuple[Any, ...]:
     """Gives the streams of split groups one key for each of `n` elements."""
 
-    def split(key: Any) -> Any:
+    def split(key: jax.Array) -> Any:
         return jax.random.split(jax.random.clone(key), n)
 
     return tuple(

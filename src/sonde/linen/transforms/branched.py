@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax import lax
+from jax.typing import ArrayLike
 
 from sonde.linen.modules.module import Module
 from sonde.linen.transforms.lift import Bridge, Lifting, keeps_structure
@@ -16,7 +17,7 @@ from sonde.linen.variables.filters import Filter
 
 
 def cond(
-    pred: Any,
+    pred: ArrayLike,
     true_fun: Callable[..., Any],
     false_fun: Callable[..., Any],
     mdl: Module,
@@ -42,7 +43,7 @@ def cond(
 
 
 def switch(
-    index: Any,
+    index: ArrayLike,
     branches: Sequence[Callable[..., Any]],
     mdl: Module,
     *operands: Any,

@@ -12,7 +12,7 @@ import contextlib
 import copy
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ from sonde.core import capture_state
 from sonde.flax.serialization import is_serializable, to_state_dict
 from sonde.linen.modules import attach
 from sonde.linen.modules.module import Module
-from sonde.linen.transforms.lift import Body, Bridge, Lifting, Static, lift
+from sonde.linen.transforms.lift import Body, Bridge, Groups, Lifting, Methods, Static, lift
 from sonde.linen.variables.filters import Filter, hashable
 from sonde.linen.variables.frozen_dict import FrozenDict
 from sonde.linen.variables.rng import Stream
@@ -31,7 +31,7 @@ from sonde.linen.variables.scope import Run, Variable
 
 
 def jit(
-    target: Any,
+    target: Callable[..., Any],
     variables: Filter = True,
     rngs: Filter = True,
     static_argnums: int | Iterable[int] = (),
@@ -39,7 +39,7 @@ def jit(
     donate_argnums: int | Iterable[int] = (),
     device: Any = None,
     backend: str | None = None,
-    methods: Any = None,
+    methods: Methods = None,
 ) -> Any:
     """A module class or function that is compiled.
 
@@ -92,7 +92,7 @@ class _CompiledCall:
         key: Everything that the compiled program depends on besides its arrays; equal calls share one compilation.
     """
 
-    def __init__(self, lifting: Lifting, bridge: Bridge, body: Any, variables: Filter) -> None:
+    def __init__(self, lifting: Lifting, bridge: Bridge, body: Body, variables: Filter) -> None:
         state = bridge.module._state
         self.lifting, self.module, self.body = lifting, bridge.module, body
         self.counts = lifting.counts()
@@ -100,7 +100,7 @@ class _CompiledCall:
         # A capture depends on the module's path, and so do values sown to runs outside this transform.
         paths = capture_state() is not None or (variables is not True and run is not None and run.mutable is not False)
         self.key = (
-            tuple(map(_weakly, body.of)),
+            tuple(map(_weakly, body.of)),  # pyright: ignore[reportFunctionMemberAccess]
             tuple(fingerprint(source, bridge) for source in bridge.sources),
             lifting.places,
             tuple(scope.path for scope in bridge.scopes) if paths else None,
@@ -109,7 +109,7 @@ class _CompiledCall:
             (state.in_compact, tuple(sorted(state.cursor.items()))),
         )
 
-    def run(self, variables: Any, rngs: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(self, variables: Groups, rngs: Groups, *args: Any, **kwargs: Any) -> Any:
         """The function that is compiled.
 
         Returns the keys and names that the body used as structure, so that a cached call reports them too.
@@ -145,7 +145,7 @@ def _jit(
 ) -> Any:
     if not compiled:
         # A new function for each transform: JAX drops its compiled programs when the function dies.
-        def run_call(key: Any, variables: Any, rngs: Any, *args: Any, **kwargs: Any) -> Any:
+        def run_call(key: Hashable, variables: Groups, rngs: Groups, *args: Any, **kwargs: Any) -> Any:
             del key
             return _calls.active[-1].run(variables, rngs, *args, **kwargs)
 
@@ -174,7 +174,9 @@ def _jit(
     return output
 
 
-def fold_rngs(target: Any, variables: Filter = True, rngs: Filter = True, methods: Any = None) -> Any:
+def fold_rngs(
+    target: Callable[..., Any], variables: Filter = True, rngs: Filter = True, methods: Methods = None
+) -> Any:
     """A module class or function that gets new random streams for every call, each made from the next key of a stream.
 
     Args:

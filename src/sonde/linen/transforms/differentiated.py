@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from sonde.linen.modules.attach import describe
 from sonde.linen.modules.module import Module
-from sonde.linen.transforms.lift import Bridge, Lifting, lift
+from sonde.linen.transforms.lift import Body, Bridge, Lifting, lift
 from sonde.linen.variables.filters import Filter
 
 
@@ -32,7 +32,7 @@ def vjp(
     mdl: Module,
     *primals: Any,
     has_aux: bool = False,
-    reduce_axes: Any = (),
+    reduce_axes: Sequence[Hashable] = (),
     vjp_variables: Filter = "params",
     variables: Filter = True,
     rngs: Filter = True,
@@ -62,7 +62,7 @@ def vjp(
     chosen, other_groups = lifting.variables
     body = bridge.body(fn)
 
-    def pure(chosen: Any, *primals: Any) -> Any:
+    def pure(chosen: tuple[dict[str, Any], ...], *primals: Any) -> Any:
         output, changes = lifting.call(body, (chosen, other_groups), lifting.rngs, *primals)
         if has_aux:
             return output[0], (output[1], changes)
@@ -81,7 +81,7 @@ def _call_backward(pullback: Callable[..., Any], multi_scope: bool, cotangent: A
     return (_alone(of_variables, multi_scope), *of_arguments)
 
 
-def _no_reduce_axes(reduce_axes: Any, label: str) -> None:
+def _no_reduce_axes(reduce_axes: Sequence[Hashable], label: str) -> None:
     if reduce_axes:
         raise ValueError(f"nn.{label}(reduce_axes={reduce_axes!r}): JAX no longer has reduce_axes; use jax.lax.psum")
 
@@ -91,7 +91,7 @@ def value_and_grad(
     mdl: Module,
     *primals: Any,
     has_aux: bool = False,
-    reduce_axes: Any = (),
+    reduce_axes: Sequence[Hashable] = (),
     variables: Filter = True,
     rngs: Filter = True,
 ) -> Any:
@@ -130,7 +130,7 @@ def grad(
     mdl: Module,
     *primals: Any,
     has_aux: bool = False,
-    reduce_axes: Any = (),
+    reduce_axes: Sequence[Hashable] = (),
     variables: Filter = True,
     rngs: Filter = True,
 ) -> Any:
@@ -175,7 +175,7 @@ def jvp(
     chosen, other_groups = lifting.variables
     body = bridge.body(fn)
 
-    def pure(chosen: Any, args: Any) -> Any:
+    def pure(chosen: dict[str, Any], args: tuple[Any, ...]) -> Any:
         output, changes = lifting.call(body, ((chosen,), other_groups), lifting.rngs, *args)
         return output, changes
 
@@ -190,7 +190,7 @@ def custom_vjp(
     forward_fn: Callable[..., Any],
     backward_fn: Callable[..., Any],
     grad_vars: Filter = "params",
-    nondiff_argnums: Any = (),
+    nondiff_argnums: int | Sequence[int] = (),
 ) -> Any:
     """A function of a module with its own backward pass.
 
@@ -222,7 +222,7 @@ def custom_vjp(
     """
     skipped = (nondiff_argnums,) if isinstance(nondiff_argnums, int) else tuple(nondiff_argnums)
 
-    def run(bridge: Bridge, body: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(bridge: Bridge, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         lifting = Lifting(
             bridge.scopes, "custom_vjp", variables=(grad_vars, True), changes=(grad_vars, True), rngs=(True,)
         )
@@ -230,13 +230,13 @@ def custom_vjp(
         forward = bridge.body(forward_fn)
         chosen, other_groups = lifting.variables
 
-        def call(body: Any, chosen: Any, args: tuple[Any, ...]) -> Any:
+        def call(body: Body, chosen: tuple[dict[str, Any], ...], args: tuple[Any, ...]) -> Any:
             return lifting.call(body, (chosen, other_groups), lifting.rngs, *args, **kwargs)
 
-        def plain(chosen: Any, *args: Any) -> Any:
+        def plain(chosen: tuple[dict[str, Any], ...], *args: Any) -> Any:
             return call(body, chosen, args)
 
-        def fwd(chosen: Any, *args: Any) -> Any:
+        def fwd(chosen: tuple[dict[str, Any], ...], *args: Any) -> Any:
             (output, residuals), changes = call(forward, chosen, args)
             return (output, changes), residuals
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,6 +30,8 @@ from sonde.linen.variables.frozen_dict import unfreeze
 from sonde.linen.variables.scope import KeepsSown, Path, Scope, Variable
 
 Groups = tuple[tuple[dict[str, Any], ...], ...]  # by filter, then by packed scope
+Methods = Sequence[str] | Mapping[str, Mapping[str, Any]] | None
+"""The methods of a class to transform: `__call__` if None; with options of its own for each, or without."""
 Body = Callable[..., Any]  # (scopes, *args, **kwargs) -> output
 
 
@@ -213,7 +215,7 @@ class Bridge:
         self._taken.append(leaf)
         return Static(_Position(len(self._taken) - 1))
 
-    def _collect(self, source: Any) -> None:
+    def _collect(self, source: Module | Variable[Any]) -> None:
         if id(source) in self._index or source.scope is None:
             return
         self._index[id(source)] = len(self.scopes)
@@ -224,7 +226,7 @@ class Bridge:
                 if attach.contains(value, is_bound):
                     attach.frozen_containers(value, lambda leaf, _: self._collect(leaf) if is_bound(leaf) else None)
 
-    def index_of(self, source: Any) -> int | None:
+    def index_of(self, source: Module | Variable[Any]) -> int | None:
         """The index of the scope of a module or variable among `scopes`, None if it is not there."""
         return self._index.get(id(source))
 
@@ -298,7 +300,12 @@ def _check_output(output: Any, module: Module, fn: Callable[..., Any]) -> None:
 
 
 def lift(
-    target: Any, run: Callable[..., Any], *, label: str, methods: Any = None, options: dict[str, Any] | None = None
+    target: Callable[..., Any],
+    run: Callable[..., Any],
+    *,
+    label: str,
+    methods: Methods = None,
+    options: dict[str, Any] | None = None,
 ) -> Any:
     """Applies a transform to a module class (some of its methods), to a method, or to a function of a module.
 
@@ -327,10 +334,10 @@ def lift(
     )
 
 
-def _options_by_method(methods: Any, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _options_by_method(methods: Methods, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
     if methods is None:
         return {"__call__": options}
-    if isinstance(methods, dict):
+    if isinstance(methods, Mapping):
         return {name: {**options, **own} for name, own in methods.items()}
     if isinstance(methods, (list, tuple)):
         return dict.fromkeys(methods, options)

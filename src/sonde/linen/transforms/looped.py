@@ -19,8 +19,8 @@ from sonde._key_paths import key_of
 from sonde.linen.modules.attach import describe
 from sonde.linen.modules.module import Module
 from sonde.linen.sharding import meta
-from sonde.linen.transforms.axes import axes_of_leaves, broadcast, common_size, group, split_streams
-from sonde.linen.transforms.lift import Body, Bridge, Groups, Lifting, ignore_keywords, keeps_structure, lift
+from sonde.linen.transforms.axes import Axes, axes_of_leaves, broadcast, common_size, group, split_streams
+from sonde.linen.transforms.lift import Body, Bridge, Groups, Lifting, Methods, ignore_keywords, keeps_structure, lift
 from sonde.linen.transforms.recomputed import run_checkpoint
 from sonde.linen.variables import sites
 from sonde.linen.variables.filters import Filter, first_match, matches, may_overlap
@@ -30,19 +30,19 @@ from sonde.linen.variables.scope import Scope
 
 
 def scan(
-    target: Any,
+    target: Callable[..., Any],
     variable_axes: Mapping[Any, Any] = FrozenDict(),
     variable_broadcast: Filter = False,
     variable_carry: Filter = False,
     split_rngs: Mapping[Any, bool] = FrozenDict(),
-    in_axes: Any = 0,
-    out_axes: Any = 0,
+    in_axes: Axes = 0,
+    out_axes: Axes = 0,
     length: int | None = None,
     reverse: bool = False,
     unroll: int = 1,
     data_transform: Callable[..., Any] | None = None,
     metadata_params: Mapping[Any, Any] = FrozenDict(),
-    methods: Any = None,
+    methods: Methods = None,
     _split_transpose: bool = False,
     check_constancy_invariants: bool = True,
 ) -> Any:
@@ -106,8 +106,8 @@ def _scan(
     variable_broadcast: Filter,
     variable_carry: Filter,
     split_rngs: Mapping[Any, bool],
-    in_axes: Any,
-    out_axes: Any,
+    in_axes: Axes,
+    out_axes: Axes,
     length: int | None,
     reverse: bool,
     unroll: int,
@@ -146,7 +146,9 @@ def _scan(
     stacked = tuple(_move(0, axis, meta.remove_axis(g, axis, metadata_params)) for axis, g in zip(by.axes_in, stacked))
     sliced = (stacked, tuple(g for g, split in zip(streams, splits) if split), inputs.in_front())
 
-    def step(shared: Any, carry: Any, sliced: Any, *, mutable: Filter = True) -> Any:
+    def step(
+        shared: tuple[dict[str, Any], ...], carry: tuple[Any, Any], sliced: tuple[Any, ...], *, mutable: Filter = True
+    ) -> Any:
         (carried, value), (stacked, split, mapped) = carry, sliced
         groups: Groups = (shared, carried, *stacked)
         remaining = iter(split)
@@ -167,7 +169,7 @@ def _scan(
     counts = lifting.counts()
     structure: list[Mixed] = []
 
-    def loop_body(carry: Any, sliced: Any) -> Any:
+    def loop_body(carry: tuple[Any, Any], sliced: tuple[Any, ...]) -> Any:
         lifting.restore_counts(counts)
         _, carry, (y, changes) = step(shared, carry, sliced)
         structure[:] = [y.structure()]  # the leaves belong to the loop
@@ -183,7 +185,13 @@ def _scan(
 
 
 def _first_run(
-    step: Callable[..., Any], carry: Any, sliced: Any, lifting: Lifting, shared: Filter, out_axes: Any, where: str
+    step: Callable[..., Any],
+    carry: tuple[Any, Any],
+    sliced: tuple[Any, ...],
+    lifting: Lifting,
+    shared: Filter,
+    out_axes: Axes,
+    where: str,
 ) -> tuple[Any, Any]:
     """Runs the body outside the loop, for the variables and outputs that all iterations share.
 
@@ -191,7 +199,7 @@ def _first_run(
     depend on the iteration comes out unmapped, and anything else is an error. No capture sees this run.
     """
 
-    def constants(carry: Any, sliced: Any) -> Any:
+    def constants(carry: tuple[Any, Any], sliced: tuple[Any, ...]) -> Any:
         made, _, (y, _) = step(carry, sliced)
         return made, y.constant
 
@@ -222,7 +230,7 @@ def _pair(output: Any, where: str) -> tuple[Any, Any]:
     return output[0], output[1]
 
 
-def _carried_on(before: Any, after: Any, where: str) -> Any:
+def _carried_on(before: tuple[dict[str, Any], ...], after: tuple[dict[str, Any], ...], where: str) -> Any:
     """The carried variables after an iteration: new values of those that may change, old values of the others."""
     result = tuple({**earlier, **later} for earlier, later in zip(before, after))
     for earlier, later in zip(before, result):
@@ -241,7 +249,7 @@ def _names(tree: Any) -> list[str]:
     return ["/".join(str(key_of(key)) for key in path) for path, _ in paths]
 
 
-def _only(groups: Any, mutable: Filter) -> Any:
+def _only(groups: tuple[dict[str, Any], ...], mutable: Filter) -> Any:
     return tuple({name: tree for name, tree in group.items() if matches(mutable, name)} for group in groups)
 
 
@@ -258,7 +266,7 @@ class Mixed:
         constant: The leaves that are not.
     """
 
-    def __init__(self, axes: Any, tree: Any) -> None:
+    def __init__(self, axes: Axes, tree: Any) -> None:
         self._axes = axes_of_leaves(axes, tree)
         leaves, self._tree = jax.tree.flatten(tree)
         self.mapped = [leaf for axis, leaf in zip(self._axes, leaves) if axis is not broadcast]
@@ -288,14 +296,14 @@ class Mixed:
 
 
 def remat_scan(
-    target: Any,
+    target: Callable[..., Any],
     lengths: Sequence[int] | None = (),
     policy: Callable[..., bool] | None = None,
     variable_broadcast: Filter = False,
     variable_carry: Filter = False,
     variable_axes: Mapping[Any, Any] = FrozenDict({True: 0}),
     split_rngs: Mapping[Any, bool] = FrozenDict({True: True}),
-    methods: Any = None,
+    methods: Methods = None,
 ) -> Any:
     """A module class or function `(module, carry) -> carry` in nested loops, with each iteration rematerialized.
 
@@ -404,17 +412,17 @@ def while_loop(
     cond, body = bridge.body(cond_fn), bridge.body(body_fn)
     counts = lifting.counts()
 
-    def rngs_of(i: Any) -> Groups:
+    def rngs_of(i: int | jax.Array) -> Groups:
         # Both functions get their own keys in each iteration: the condition's are numbered downwards.
         fold = lambda group: jax.tree.map(lambda key: jax.random.fold_in(key, i), group, is_leaf=is_key)  # noqa: E731
         return tuple(fold(g) if split else g for g, split in zip(lifting.rngs, split_rngs.values()))
 
-    def cond_step(state: Any) -> Any:
+    def cond_step(state: tuple[Any, Any, Any]) -> Any:
         lifting.restore_counts(counts)
         i, carried, carry = state
         return lifting.call(cond, (carried, shared), rngs_of(-i), carry, mutable=False)[0]
 
-    def body_step(state: Any) -> Any:
+    def body_step(state: tuple[Any, Any, Any]) -> Any:
         lifting.restore_counts(counts)
         i, carried, carry = state
         carry, changes = lifting.call(body, (carried, shared), rngs_of(i), carry)

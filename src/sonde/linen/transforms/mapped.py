@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import jax
 
 from sonde.linen.modules.attach import describe
 from sonde.linen.sharding import meta
-from sonde.linen.transforms.axes import common_size, group, split_streams
-from sonde.linen.transforms.lift import Body, Bridge, Lifting, ignore_keywords, lift
+from sonde.linen.transforms.axes import Axes, common_size, group, split_streams
+from sonde.linen.transforms.lift import Body, Bridge, Lifting, Methods, ignore_keywords, lift
 from sonde.linen.variables.filters import first_match
 from sonde.linen.variables.frozen_dict import FrozenDict
 from sonde.linen.variables.scope import Scope
 
 
 def vmap(
-    target: Any,
+    target: Callable[..., Any],
     variable_axes: Mapping[Any, Any] = FrozenDict(),
     split_rngs: Mapping[Any, bool] = FrozenDict(),
-    in_axes: Any = 0,
-    out_axes: Any = 0,
+    in_axes: Axes = 0,
+    out_axes: Axes = 0,
     axis_size: int | None = None,
     axis_name: str | None = None,
-    spmd_axis_name: Any = None,
+    spmd_axis_name: Hashable | None = None,
     metadata_params: Mapping[Any, Any] = FrozenDict(),
-    methods: Any = None,
+    methods: Methods = None,
 ) -> Any:
     """A module class or function that runs once for every element of an axis.
 
@@ -74,11 +74,11 @@ def _vmap(
     *,
     variable_axes: Mapping[Any, Any],
     split_rngs: Mapping[Any, bool],
-    in_axes: Any,
-    out_axes: Any,
+    in_axes: Axes,
+    out_axes: Axes,
     axis_size: int | None,
     axis_name: str | None,
-    spmd_axis_name: Any,
+    spmd_axis_name: Hashable | None,
     metadata_params: Mapping[Any, Any],
 ) -> Any:
     ignore_keywords(kwargs, "vmap", bridge.module)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from sonde.linen.modules.methods import override_named_call
-from sonde.linen.transforms.lift import lift
+from sonde.linen.transforms.lift import Body, Bridge, lift
 
 
-def named_call(class_fn: Any, force: bool = True) -> Any:
+def named_call(class_fn: Callable[..., Any], force: bool = True) -> Any:
     """A module class or method whose calls have names in profiles, whatever the process-wide setting is.
 
     Args:
@@ -28,7 +29,7 @@ def named_call(class_fn: Any, force: bool = True) -> Any:
 
         return type(class_fn.__name__, (class_fn,), {"__module__": class_fn.__module__, "__call__": call})
 
-    def run(bridge: Any, body: Any, args: Any, kwargs: Any) -> Any:
+    def run(bridge: Bridge, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with override_named_call(True):
             return body(bridge.scopes, *args, **kwargs)
 

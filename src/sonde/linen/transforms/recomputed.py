@@ -7,19 +7,19 @@ from typing import Any
 
 import jax
 
-from sonde.linen.transforms.lift import Body, Bridge, Lifting, lift
+from sonde.linen.transforms.lift import Body, Bridge, Lifting, Methods, lift
 from sonde.linen.variables.filters import Filter
 
 
 def checkpoint(
-    target: Any,
+    target: Callable[..., Any],
     variables: Filter = True,
     rngs: Filter = True,
     concrete: bool = False,
     prevent_cse: bool = True,
     static_argnums: int | tuple[int, ...] = (),
     policy: Callable[..., bool] | None = None,
-    methods: Any = None,
+    methods: Methods = None,
 ) -> Any:
     """A module class or function whose intermediate values are computed again in the backward pass.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from sonde.linen.sharding import meta
 from sonde.linen.transforms.axes import In, Out
-from sonde.linen.transforms.lift import Body, Bridge, Lifting, lift
+from sonde.linen.transforms.lift import Body, Bridge, Lifting, Methods, lift
 from sonde.linen.variables import sites
 from sonde.linen.variables.filters import DenyList, Filter, may_overlap
 from sonde.linen.variables.frozen_dict import FrozenDict
@@ -18,7 +18,7 @@ def _same(variables: Any) -> Any:
 
 
 def map_variables(
-    target: Any,
+    target: Callable[..., Any],
     mapped_collections: Filter = True,
     trans_in_fn: Callable[..., Any] = _same,
     trans_out_fn: Callable[..., Any] = _same,
@@ -26,7 +26,7 @@ def map_variables(
     mutable: bool = False,
     rngs: Filter = True,
     variables: Filter = True,
-    methods: Any = None,
+    methods: Methods = None,
 ) -> Any:
     """A module class or function whose variables are passed through functions on the way in and out.
 
@@ -95,10 +95,10 @@ def _map_variables(
 
 
 def add_metadata_axis(
-    target: Any,
+    target: Callable[..., Any],
     variable_axes: Mapping[Any, Any] = FrozenDict(),
     metadata_params: Mapping[Any, Any] = FrozenDict(),
-    methods: Any = None,
+    methods: Methods = None,
 ) -> Any:
     """A module class or function in which boxed variables have one axis name fewer than outside.
 
@@ -114,10 +114,10 @@ def add_metadata_axis(
     for filter, axis in variable_axes.items():
         position = axis.axis if isinstance(axis, (In, Out)) else axis
 
-        def take_away(variables: Any, position: int = position) -> Any:
+        def take_away(variables: Mapping[str, Any], position: int = position) -> Any:
             return meta.remove_axis(variables, position, metadata_params)
 
-        def put_in(variables: Any, position: int = position) -> Any:
+        def put_in(variables: Mapping[str, Any], position: int = position) -> Any:
             return meta.add_axis(variables, position, metadata_params)
 
         lifted = map_variables(lifted, filter, take_away, put_in, mutable=True, methods=methods)

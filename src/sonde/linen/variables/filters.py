@@ -6,13 +6,13 @@ A filter is a bool (all or none), one name, a container of names, or `DenyList(f
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from typing import TypeAlias, TypeGuard, TypeVar, cast
 
 from sonde.errors import InvalidFilterError
 
-Filter = Any  # bool | str | Collection[str] | DenyList
 T = TypeVar("T")
+Filter: TypeAlias = "bool | str | Collection[str] | DenyList | Both | Either"
 
 
 @dataclasses.dataclass(frozen=True, eq=True)
@@ -27,7 +27,7 @@ class DenyList:
     deny: Filter
 
 
-def _is_deny_list(filter: Filter) -> bool:
+def _is_deny_list(filter: Filter) -> TypeGuard[DenyList]:
     """Whether a filter is a `DenyList`, of Sonde or of `flax.core`."""
     return hasattr(filter, "deny")
 
@@ -106,7 +106,7 @@ def may_overlap(a: Filter, b: Filter) -> bool:
         return may_overlap(b, a)
     if _is_open(a):
         return not is_empty(a) and (not is_empty(b) if _is_open(b) else may_overlap(b, a))
-    return any(matches(b, name) for name in ([a] if isinstance(a, str) else a))
+    return any(matches(b, name) for name in ([a] if isinstance(a, str) else cast(Collection[str], a)))
 
 
 def hashable(filter: Filter) -> Filter:
@@ -119,7 +119,7 @@ def hashable(filter: Filter) -> Filter:
         return Both(hashable(filter.first), hashable(filter.second))
     if isinstance(filter, Either):
         return Either(tuple(hashable(f) for f in filter.filters))
-    return frozenset(filter)
+    return frozenset(cast(Collection[str], filter))
 
 
 def partition(items: Mapping[str, T], filters: Sequence[Filter]) -> tuple[dict[str, T], ...]:

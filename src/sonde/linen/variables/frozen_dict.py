@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -113,7 +113,7 @@ def unfreeze(x: Mapping[Any, Any]) -> dict[Any, Any]:
     return _thawed(x if isinstance(x, (FrozenDict, dict)) else dict(x))
 
 
-def copy(x: Any, add_or_replace: Mapping[Any, Any] | None = None) -> Any:
+def copy(x: FrozenDict[K, V] | dict[K, V], add_or_replace: Mapping[Any, Any] | None = None) -> Any:
     """A copy of the same kind of dict, with some entries added or replaced."""
     if isinstance(x, FrozenDict):
         return x.copy(add_or_replace)
@@ -122,7 +122,7 @@ def copy(x: Any, add_or_replace: Mapping[Any, Any] | None = None) -> Any:
     raise TypeError(f"copy needs a FrozenDict or a dict, got {x!r} of type {type(x).__name__}")
 
 
-def pop(x: Any, key: Any) -> tuple[Any, Any]:
+def pop(x: FrozenDict[K, V] | dict[K, V], key: K) -> tuple[Any, Any]:
     """The same kind of dict without one entry, and the value of that entry; `x` stays as it is."""
     if isinstance(x, FrozenDict):
         return x.pop(key)
@@ -150,7 +150,7 @@ def _flatten_with_keys(d: FrozenDict[Any, Any]) -> tuple[tuple[Any, ...], tuple[
     return tuple((jax.tree_util.DictKey(k), d._dict[k]) for k in keys), keys
 
 
-def _unflatten(keys: tuple[Any, ...], values: Any) -> FrozenDict[Any, Any]:
+def _unflatten(keys: tuple[Any, ...], values: Iterable[Any]) -> FrozenDict[Any, Any]:
     # JAX may pass placeholders that must not be inspected, so skip the copy that the constructor makes.
     frozen = object.__new__(FrozenDict)
     frozen._dict = dict(zip(keys, values))

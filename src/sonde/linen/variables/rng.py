@@ -22,6 +22,8 @@ from sonde.errors import InvalidRngError
 from sonde.flax.flags import flag
 
 Word = str | int
+Rngs = jax.Array | Mapping[str, jax.Array] | None
+"""One key, or keys by the names of streams."""
 
 
 @jax.tree_util.register_pytree_node_class
@@ -114,7 +116,7 @@ def _form_of_raw_keys() -> tuple[tuple[int, ...], Any]:
     return raw.shape, raw.dtype
 
 
-def streams(rngs: Any, *, where: str) -> dict[str, Stream]:
+def streams(rngs: Rngs, *, where: str) -> dict[str, Stream]:
     """Checks the `rngs` argument of init, apply or bind: one key (then called `params`), or keys by name.
 
     Raises:

@@ -85,7 +85,7 @@ class Run:
         *,
         mutable: Filter,
         initializing: bool = False,
-        capture: Any = False,
+        capture: bool | Callable[..., bool] = False,
         outer: Run | None = None,
         keeps_sown: KeepsSown | None = None,
     ) -> None:

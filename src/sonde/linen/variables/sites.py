@@ -310,7 +310,12 @@ def wanted_ends(module: Module, name: str, fun: Callable[..., Any]) -> str | Non
 
 
 def call_with_ends(
-    module: Module, name: str, fun: Callable[..., Any], run: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+    module: Module,
+    name: str,
+    fun: Callable[..., Any],
+    run: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
     """Calls a method and marks its arguments and result as the sites `in` and `out` under the module's path.
 
@@ -329,7 +334,7 @@ def call_with_ends(
 def offer(module: Module, method: str, output: Any) -> None:
     """Sows the output of a method if `capture_intermediates` wants it."""
     capture_filter = module.bound_scope("capture outputs").run.capture
-    if (method == "__call__") if capture_filter is True else capture_filter(module, method):
+    if (method == "__call__") if isinstance(capture_filter, bool) else capture_filter(module, method):
         module.sow("intermediates", method, output)
 
 
