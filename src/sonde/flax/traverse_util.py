@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 __all__ = ["empty_node", "flatten_dict", "path_aware_map", "unflatten_dict"]
@@ -40,20 +40,29 @@ def flatten_dict(
     """
     if not isinstance(xs, Mapping):
         raise AssertionError(f"flatten_dict takes a dict, got a {type(xs).__name__}.")
-    flat: dict[Any, Any] = {}
+    if is_leaf is not None and is_leaf((), xs):
+        return {() if sep is None else "": xs}
+    leaves = leaves_with_paths(xs, is_leaf, keep_empty_nodes)
+    return {path if sep is None else sep.join(path): leaf for path, leaf in leaves}
 
-    def add(value: Any, path: Path) -> None:
-        key = path if sep is None else sep.join(path)
+
+def leaves_with_paths(
+    xs: Mapping[Any, Any], is_leaf: Callable[[Path, Any], bool] | None = None, keep_empty: bool = False, at: Path = ()
+) -> Iterator[tuple[Path, Any]]:
+    """Pairs of path and leaf of a nested mapping; with `keep_empty`, also of `empty_node` for mappings without entries.
+
+    Example:
+        >>> list(leaves_with_paths({"a": {"b": 1}, "c": {}}))
+        [(('a', 'b'), 1)]
+    """
+    for key, value in xs.items():
+        path = (*at, key)
         if not isinstance(value, Mapping) or (is_leaf is not None and is_leaf(path, value)):
-            flat[key] = value
+            yield path, value
         elif value:
-            for name, inner in value.items():
-                add(inner, (*path, name))
-        elif keep_empty_nodes and path:
-            flat[key] = empty_node
-
-    add(xs, ())
-    return flat
+            yield from leaves_with_paths(value, is_leaf, keep_empty, path)
+        elif keep_empty:
+            yield path, empty_node
 
 
 def unflatten_dict(xs: Mapping[Any, Any] | Iterable[tuple[Any, Any]], sep: str | None = None) -> dict[Any, Any]:

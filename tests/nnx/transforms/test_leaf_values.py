@@ -7,7 +7,7 @@ from jax.sharding import PartitionSpec as P
 
 from sonde import nnx
 from sonde.nnx.transforms.leaf_values import alternatives, each_leaf, leaf_values, numbering, same_form
-from sonde.nnx.transforms.lifting import Structure, walk_call
+from sonde.nnx.transforms.lifting import walk_call
 
 
 def found_in(*args):
@@ -88,8 +88,8 @@ def test_the_values_that_occur_each_once():
 
 
 def differing(before, after, **options):
-    structure = Structure(walk_call(("v",), (before,), verb="f", graph=True), ("v",), 1, ())
-    return same_form(structure, walk_call(("v",), (after,), verb="f", graph=True), "v", **options)
+    walks = [walk_call(("v",), (value,), verb="f", graph=True) for value in (before, after)]
+    return same_form(*(walked.definition for walked in walks), "v", **options)
 
 
 def test_how_two_forms_differ():

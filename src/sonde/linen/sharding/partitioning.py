@@ -268,21 +268,8 @@ def scan_with_axes(
 ) -> Any:
     """`nn.scan` that adds a name for the axis of iterations to the axis names of variables.
 
-    Args:
-        target: As in `nn.scan`.
-        variable_axes: As in `nn.scan`.
-        variable_broadcast: As in `nn.scan`.
-        variable_carry: As in `nn.scan`.
-        split_rngs: As in `nn.scan`.
-        in_axes: As in `nn.scan`.
-        out_axes: As in `nn.scan`.
-        length: As in `nn.scan`.
-        reverse: As in `nn.scan`.
-        unroll: As in `nn.scan`.
-        axis_name: The name of the axis.
-        axes_collections: The collections whose variables have names.
-        data_transform: As in `nn.scan`.
-        methods: As in `nn.scan`.
+    `axis_name` is that name, and `axes_collections` are the collections whose variables have names; the other arguments
+    are those of `nn.scan`.
     """
     lifted = scan(
         target,
@@ -319,17 +306,8 @@ def vmap_with_axes(
 ) -> Any:
     """`nn.vmap` that adds a name for the mapped axis to the axis names of variables.
 
-    Args:
-        target: As in `nn.vmap`.
-        variable_axes: As in `nn.vmap`.
-        split_rngs: As in `nn.vmap`.
-        in_axes: As in `nn.vmap`.
-        out_axes: As in `nn.vmap`.
-        axis_size: As in `nn.vmap`.
-        axis_name: As in `nn.vmap`.
-        partitioning_axis_names: The name of the axis for each collection whose variables have names.
-        spmd_axis_name: As in `nn.vmap`.
-        methods: As in `nn.vmap`.
+    `partitioning_axis_names` gives that name for each collection whose variables have names; the other arguments are
+    those of `nn.vmap`.
     """
     shared = {f"{collection}{_SUFFIX}": None for collection in partitioning_axis_names}
     lifted = vmap(
@@ -360,18 +338,7 @@ def remat(
     policy: Callable[..., bool] | None = None,
     methods: Methods = None,
 ) -> Any:
-    """`nn.remat` that counts `static_argnums` without the module: argument 0 is the first after `self`.
-
-    Args:
-        target: As in `nn.remat`.
-        variables: As in `nn.remat`.
-        rngs: As in `nn.remat`.
-        concrete: As in `nn.remat`.
-        prevent_cse: As in `nn.remat`.
-        static_argnums: The arguments that are not traced; the first after the module is 0.
-        policy: As in `nn.remat`.
-        methods: As in `nn.remat`.
-    """
+    """`nn.remat` that counts `static_argnums` without the module: argument 0 is the first after `self`."""
     numbers = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
     options = remat_options(variables, rngs, concrete, prevent_cse, tuple(number + 1 for number in numbers), policy)
     # The label becomes part of automatic names of submodules, so it must be Flax's.

@@ -23,7 +23,7 @@ from sonde.core import capture_state
 from sonde.flax.serialization import is_serializable, to_state_dict
 from sonde.linen.modules import attach
 from sonde.linen.modules.module import Module
-from sonde.linen.transforms.lift import Body, Bridge, Groups, Lifting, Methods, Static, lift
+from sonde.linen.transforms.lift import Body, Bridge, Groups, Lifting, Methods, Static, lift_with
 from sonde.linen.variables.filters import Filter, hashable
 from sonde.linen.variables.frozen_dict import FrozenDict
 from sonde.linen.variables.rng import Stream
@@ -54,17 +54,8 @@ def jit(
         backend: As in `jax.jit`.
         methods: For a class, the methods to transform.
     """
-    options = {
-        "variables": variables,
-        "rngs": rngs,
-        "static_argnums": _numbers(static_argnums),
-        "static_argnames": (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames),
-        "donate_argnums": _numbers(donate_argnums),
-        "device": device,
-        "backend": backend,
-        "compiled": {},
-    }
-    return lift(target, _jit, label="jit", methods=methods, options=options)
+    compiled: dict[str, Callable[..., Any]] = {}  # the compiled function, once the first call has made it
+    return lift_with(_jit, locals(), label="jit")
 
 
 def _numbers(numbers: int | Iterable[int]) -> tuple[int, ...]:
@@ -136,12 +127,12 @@ def _jit(
     *,
     variables: Filter,
     rngs: Filter,
-    static_argnums: tuple[int, ...],
-    static_argnames: tuple[str, ...],
-    donate_argnums: tuple[int, ...],
+    static_argnums: int | Iterable[int],
+    static_argnames: str | Iterable[str],
+    donate_argnums: int | Iterable[int],
     device: Any,
     backend: str | None,
-    compiled: dict[str, Any],
+    compiled: dict[str, Callable[..., Any]],
 ) -> Any:
     if not compiled:
         # A new function for each transform: JAX drops its compiled programs when the function dies.
@@ -152,9 +143,9 @@ def _jit(
         target = {"device": device, "backend": backend}
         compiled["function"] = jax.jit(
             run_call,
-            static_argnums=(0, *(i + 2 for i in static_argnums if i > 0)),
+            static_argnums=(0, *(i + 2 for i in _numbers(static_argnums) if i > 0)),
             static_argnames=static_argnames or None,
-            donate_argnums=tuple(i + 2 for i in donate_argnums if i > 0),
+            donate_argnums=tuple(i + 2 for i in _numbers(donate_argnums) if i > 0),
             **{name: value for name, value in target.items() if value is not None},
         )
     with _own_streams(bridge, "jit", variables, rngs) as lifting:
@@ -185,8 +176,7 @@ def fold_rngs(
         rngs: The random streams that the function sees.
         methods: For a class, the methods to transform.
     """
-    options = {"variables": variables, "rngs": rngs}
-    return lift(target, _fold_rngs, label="fold_rngs", methods=methods, options=options)
+    return lift_with(_fold_rngs, locals(), label="fold_rngs")
 
 
 def _fold_rngs(

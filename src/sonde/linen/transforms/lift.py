@@ -334,6 +334,12 @@ def lift(
     )
 
 
+def lift_with(run: Callable[..., Any], arguments: dict[str, Any], *, label: str) -> Any:
+    """As `lift`, with the arguments of a public transform, its `locals()`: target, methods, and options."""
+    options = dict(arguments)
+    return lift(options.pop("target"), run, label=label, methods=options.pop("methods"), options=options)
+
+
 def _options_by_method(methods: Methods, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
     if methods is None:
         return {"__call__": options}

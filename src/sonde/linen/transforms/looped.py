@@ -20,7 +20,16 @@ from sonde.linen.modules.attach import describe
 from sonde.linen.modules.module import Module
 from sonde.linen.sharding import meta
 from sonde.linen.transforms.axes import Axes, axes_of_leaves, broadcast, common_size, group, split_streams
-from sonde.linen.transforms.lift import Body, Bridge, Groups, Lifting, Methods, ignore_keywords, keeps_structure, lift
+from sonde.linen.transforms.lift import (
+    Body,
+    Bridge,
+    Groups,
+    Lifting,
+    Methods,
+    ignore_keywords,
+    keeps_structure,
+    lift_with,
+)
 from sonde.linen.transforms.recomputed import run_checkpoint
 from sonde.linen.variables import sites
 from sonde.linen.variables.filters import Filter, first_match, matches, may_overlap
@@ -78,22 +87,7 @@ def scan(
         >>> means.shape, variables["params"]["Dense_0"]["bias"].shape
         ((2,), (2, 5))
     """
-    options = {
-        "variable_axes": variable_axes,
-        "variable_broadcast": variable_broadcast,
-        "variable_carry": variable_carry,
-        "split_rngs": split_rngs,
-        "in_axes": in_axes,
-        "out_axes": out_axes,
-        "length": length,
-        "reverse": reverse,
-        "unroll": unroll,
-        "data_transform": data_transform,
-        "metadata_params": metadata_params,
-        "_split_transpose": _split_transpose,
-        "check_constancy_invariants": check_constancy_invariants,
-    }
-    return lift(target, _scan, label="scan", methods=methods, options=options)
+    return lift_with(_scan, locals(), label="scan")
 
 
 def _scan(
@@ -319,15 +313,7 @@ def remat_scan(
         split_rngs: As in `nn.scan`.
         methods: For a class, the methods to transform.
     """
-    options = {
-        "lengths": tuple(lengths or ()),
-        "policy": policy,
-        "variable_broadcast": variable_broadcast,
-        "variable_carry": variable_carry,
-        "variable_axes": variable_axes,
-        "split_rngs": split_rngs,
-    }
-    return lift(target, _remat_scan, label="remat_scan", methods=methods, options=options)
+    return lift_with(_remat_scan, locals(), label="remat_scan")
 
 
 def _remat_scan(
@@ -336,7 +322,7 @@ def _remat_scan(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
-    lengths: tuple[int, ...],
+    lengths: Sequence[int] | None,
     policy: Callable[..., bool] | None,
     **options: Any,
 ) -> Any:

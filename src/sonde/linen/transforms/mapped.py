@@ -10,7 +10,7 @@ import jax
 from sonde.linen.modules.attach import describe
 from sonde.linen.sharding import meta
 from sonde.linen.transforms.axes import Axes, common_size, group, split_streams
-from sonde.linen.transforms.lift import Body, Bridge, Lifting, Methods, ignore_keywords, lift
+from sonde.linen.transforms.lift import Body, Bridge, Lifting, Methods, ignore_keywords, lift_with
 from sonde.linen.variables.filters import first_match
 from sonde.linen.variables.frozen_dict import FrozenDict
 from sonde.linen.variables.scope import Scope
@@ -53,17 +53,7 @@ def vmap(
         >>> variables["params"]["kernel"].shape
         (3, 2, 4)
     """
-    options = {
-        "variable_axes": variable_axes,
-        "split_rngs": split_rngs,
-        "in_axes": in_axes,
-        "out_axes": out_axes,
-        "axis_size": axis_size,
-        "axis_name": axis_name,
-        "spmd_axis_name": spmd_axis_name,
-        "metadata_params": metadata_params,
-    }
-    return lift(target, _vmap, label="vmap", methods=methods, options=options)
+    return lift_with(_vmap, locals(), label="vmap")
 
 
 def _vmap(

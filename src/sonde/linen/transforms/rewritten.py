@@ -7,7 +7,7 @@ from typing import Any
 
 from sonde.linen.sharding import meta
 from sonde.linen.transforms.axes import In, Out
-from sonde.linen.transforms.lift import Body, Bridge, Lifting, Methods, lift
+from sonde.linen.transforms.lift import Body, Bridge, Lifting, Methods, lift_with
 from sonde.linen.variables import sites
 from sonde.linen.variables.filters import DenyList, Filter, may_overlap
 from sonde.linen.variables.frozen_dict import FrozenDict
@@ -50,16 +50,7 @@ def map_variables(
         >>> float(Doubled(1).apply(variables, jnp.ones(1))[0])
         4.0
     """
-    options = {
-        "mapped": mapped_collections,
-        "trans_in": trans_in_fn,
-        "trans_out": trans_out_fn,
-        "init": init,
-        "mutable": mutable,
-        "rngs": rngs,
-        "variables": variables,
-    }
-    return lift(target, _map_variables, label="map_variables", methods=methods, options=options)
+    return lift_with(_map_variables, locals(), label="map_variables")
 
 
 def _map_variables(
@@ -68,29 +59,33 @@ def _map_variables(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
-    mapped: Filter,
-    trans_in: Callable[..., Any],
-    trans_out: Callable[..., Any],
+    mapped_collections: Filter,
+    trans_in_fn: Callable[..., Any],
+    trans_out_fn: Callable[..., Any],
     init: bool,
     mutable: bool,
     rngs: Filter,
     variables: Filter,
 ) -> Any:
     lifting = Lifting(
-        bridge.scopes, "map_variables", variables=(mapped, variables), changes=(mapped, variables), rngs=(rngs,)
+        bridge.scopes,
+        "map_variables",
+        variables=(mapped_collections, variables),
+        changes=(mapped_collections, variables),
+        rngs=(rngs,),
     )
     chosen, other_groups = lifting.variables
     if init and may_overlap(lifting.mutable, True):
         with sites.silence():  # this run only makes the variables
             _, (made, _) = lifting.call(body, (chosen, other_groups), lifting.rngs, *args, **kwargs)
-        chosen = tuple({**before, **trans_out(after)} for before, after in zip(chosen, made))
+        chosen = tuple({**before, **trans_out_fn(after)} for before, after in zip(chosen, made))
     goes_back = init or mutable
-    transformed = tuple(trans_in(group) for group in chosen)
-    may_change = True if goes_back else DenyList(mapped)
+    transformed = tuple(trans_in_fn(group) for group in chosen)
+    may_change = True if goes_back else DenyList(mapped_collections)
     output, (of_mapped, of_others) = lifting.call(
         body, (transformed, other_groups), lifting.rngs, *args, mutable=may_change, **kwargs
     )
-    lifting.publish((tuple(map(trans_out, of_mapped)) if goes_back else (), of_others))
+    lifting.publish((tuple(map(trans_out_fn, of_mapped)) if goes_back else (), of_others))
     return output
 
 

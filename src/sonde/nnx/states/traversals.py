@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from sonde.flax.traverse_util import empty_node, unflatten_dict
+from sonde.flax.traverse_util import empty_node as empty_node
+from sonde.flax.traverse_util import leaves_with_paths, unflatten_dict
 
 IsLeaf = Callable[[tuple[Any, ...], Any], bool]
 
@@ -38,22 +39,7 @@ def sort_by_path(items: Iterable[tuple[tuple[Any, ...], Any]]) -> list[tuple[tup
 
 def flatten_to_sequence(xs: Mapping[Any, Any], /, *, is_leaf: IsLeaf | None = None) -> list[tuple[Any, Any]]:
     """Pairs of path and leaf of a nested mapping, in the mapping's order."""
-    out: list[tuple[Any, Any]] = []
-    _add_leaves(xs, (), out, is_leaf)
-    return out
-
-
-def _add_leaves(
-    node: Mapping[Any, Any], prefix: tuple[Any, ...], out: list[Any], is_leaf: IsLeaf | None, keep_empty: bool = False
-) -> None:
-    for key, value in node.items():
-        path = (*prefix, key)
-        if not isinstance(value, Mapping) or (is_leaf is not None and is_leaf(path, value)):
-            out.append((path, value))
-        elif value or not keep_empty:
-            _add_leaves(value, path, out, is_leaf, keep_empty)
-        else:
-            out.append((path, empty_node))
+    return list(leaves_with_paths(xs, is_leaf))
 
 
 def flatten_mapping(
@@ -69,9 +55,8 @@ def flatten_mapping(
     """
     if not isinstance(xs, Mapping):
         raise TypeError(f"Expected a mapping, got {type(xs).__name__}.")
-    out: list[tuple[Any, Any]] = []
-    _add_leaves(xs, (), out, is_leaf, keep_empty_nodes)
-    return dict(out) if sep is None else {sep.join(map(str, path)): value for path, value in out}
+    leaves = leaves_with_paths(xs, is_leaf, keep_empty_nodes)
+    return {path if sep is None else sep.join(map(str, path)): leaf for path, leaf in leaves}
 
 
 def unflatten_mapping(
