@@ -84,6 +84,7 @@ def dot_product_attention_weights(
     groups = _check(query, key, None, bias=bias, mask=mask)
     query, key = promote_all(promote_dtype, (query, key), dtype)
     dtype = query.dtype
+    # Scaled before the product and in the inputs' dtype, as in Flax: the last digits depend on it.
     query = query / jnp.sqrt(jnp.asarray(query.shape[-1], float)).astype(dtype)
     if groups == 1:
         scores = einsum("...qhd,...khd->...hqk", query, key, **given(precision=precision))
@@ -95,6 +96,7 @@ def dot_product_attention_weights(
     scores = sow(scores, "scores")
     mask = _with_causal(mask, is_causal, scores.shape)
     if mask is not None:
+        # The least finite number, not minus infinity: a query without visible keys gets equal weights instead of NaN.
         scores = jnp.where(_rank_like(mask, scores).astype(bool), scores, jnp.finfo(scores.dtype).min)
     if force_fp32_for_softmax and dtype != jnp.float32:
         weights = jax.nn.softmax(scores.astype(jnp.float32))
@@ -237,6 +239,7 @@ def fused_attention(
         if x is None:
             return None
         x = jnp.reshape(x, (1,) * (query.ndim - x.ndim) + x.shape)
+        # Batch axes are merged, so what varies over one of them must be there for all.
         if all(n == 1 for n in x.shape[:-3]):
             return jnp.reshape(x, (1, *x.shape[-3:]))
         return four_axes(jnp.broadcast_to(x, (*batch, *x.shape[-3:])))
@@ -325,6 +328,7 @@ def decode_step(
     cached_key = lax.dynamic_update_slice(cached_key, sharded_as(key.astype(cached_key.dtype), cached_key), starts)
     new_value = sharded_as(value.astype(cached_value.dtype), cached_value)
     cached_value = lax.dynamic_update_slice(cached_value, new_value, starts)
+    # Up to and including the position that is written now.
     written = jnp.broadcast_to(jnp.arange(length) <= index, (*batch, 1, 1, length))
     return cached_key, cached_value, index + 1, combine_masks(mask, written, dtype=bool)
 

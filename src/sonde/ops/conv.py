@@ -177,6 +177,7 @@ def conv_transpose(
         precision=precision,
         **given(preferred_element_type=preferred_element_type),
     )
+    # Computed as if the inputs were not periodic; what hangs over is added at the other end.
     if circular:
         for axis, stride in enumerate(strides, start=1):
             y = _wrap(y, axis, period=folded.shape[axis] * stride, lean_right=not transpose_kernel)

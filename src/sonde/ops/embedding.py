@@ -57,6 +57,7 @@ def embed(
         out_sharding = spec_of_rows(indices, table)
     if table_first:
         table = cast(table)
+    # Flax broadcasts a single row and does not look at the indices.
     if table.shape[0] == 1:
         rows = jnp.broadcast_to(jnp.reshape(table, (1,) * indices.ndim + (-1,)), (*indices.shape, table.shape[-1]))
     elif out_sharding is not None:

@@ -176,6 +176,7 @@ def _in_q_forward(
 def _in_q_backward(
     compute_dtype: Dtype, q_dtype: Dtype, saved: tuple[jax.Array, ...], gradients: tuple[jax.Array, ...]
 ) -> Any:
+    # No derivatives: the optimizer writes the last two over the old scale and history.
     return saved
 
 
@@ -194,6 +195,7 @@ def _out_dq_forward(dq_type: Dtype, lhs_scale: jax.Array, rhs_scale: jax.Array, 
 
 def _out_dq_backward(dq_type: Dtype, saved: tuple[jax.Array, ...], gradient: jax.Array) -> Any:
     *scales, like = saved
+    # `in_q` has already returned what an optimizer writes over these scales.
     nothing = (as_dtype_of(jnp.zeros_like(as_floats(scale)), scale) for scale in scales)
     return (*nothing, gradient.astype(like.dtype))
 

@@ -89,6 +89,7 @@ def moments(
     """
     if mask is not None:
         expect_broadcastable(mask, x.shape, argument="mask", meaning="the shape of the inputs")
+    # Half precision has too few digits for a sum over many elements.
     least = jnp.result_type(x) if dtype is None else dtype
     x = jnp.asarray(x, widest(least, jnp.float32) if force_float32_reductions else least)
     axes = canonicalize_axes(axes, x.ndim)
@@ -106,6 +107,7 @@ def moments(
         return None, mean(_abs_squared(x))[0]
     if use_fast_variance:
         mu, mean_square = mean(x, _abs_squared(x))
+        # Rounding can make the difference negative.
         return mu, jnp.maximum(jnp.zeros((), mean_square.dtype), mean_square - _abs_squared(mu))
     (mu,) = mean(x)
     return mu, mean(_abs_squared(x - jnp.expand_dims(mu, axes)))[0]
@@ -410,6 +412,7 @@ def group_norm(
         mask=mask,
         **averaging,
     )
+    # A mean for each group becomes one for each feature, so `normalize` need not know groups.
     return normalize(
         x,
         jnp.repeat(mean, features // num_groups, axis=-1),  # type: ignore[arg-type]

@@ -86,6 +86,7 @@ def apply_padding(
         return inputs, lax_padding
     if lax_padding.upper() in _BY_CONVOLUTION:  # JAX takes its names in any case
         return inputs, lax_padding.upper()
+    # How far a window reaches from its first element to its last.
     reach = [(size - 1) * dilation for size, dilation in zip(kernel_size, kernel_dilation)]
     if lax_padding in _BY_COPYING:
         pads = [(0, 0), *((r // 2, (r + 1) // 2) for r in reach), (0, 0)]

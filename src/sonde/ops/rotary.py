@@ -211,6 +211,7 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool = 
     # Axes of one element for the heads, and for batch axes that the tables lack: ranks are never promoted.
     batch_axes = tuple(range(x.ndim - 1 - cos.ndim))
     cos, sin = (jnp.expand_dims(table, (*batch_axes, x.ndim - 2)) for table in (cos, sin))
+    # In float32: the angles of late positions need its digits.
     turning, unrotated = x[..., : 2 * pairs].astype(jnp.float32), x[..., 2 * pairs :]
     if interleaved:
         a, b = turning[..., 0::2], turning[..., 1::2]

@@ -33,6 +33,7 @@ class HostOfNnx:
         library = library_of(self.nnx_class)
         first = self.is_initializing()
         if not first:
+            # The constructor draws initial values again; they are replaced at once, so any key will do.
             keys.setdefault("default", 0)
         keywords = dict(self.kwargs) if self.skip_rng else {**self.kwargs, "rngs": library.nnx.Rngs(**keys)}
         module = self.nnx_class(*self.args, **keywords)

@@ -188,6 +188,7 @@ def adopt(owner: Module, attribute: str, value: Any) -> Any:
             object.__setattr__(leaf, "name", name)
             attach(leaf)
             return leaf
+        # By the identity of the original: an object that is given to two modules is one submodule.
         original_and_copy = scope.run.adopted.get(id(leaf))
         if original_and_copy is None:
             if keeps_names and leaf.name is not None:

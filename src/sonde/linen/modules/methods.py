@@ -211,6 +211,7 @@ def call(self: Module, fun: Callable[..., Any], is_compact: bool, args: tuple[An
         context.module_stack.pop()
         if is_compact:
             if self.scope is not None:
+                # Names are free again: the next call of the method must find the variables that this one made.
                 object.__setattr__(self, "scope", self.scope.rewound())
             if outermost:
                 state.forget_call()

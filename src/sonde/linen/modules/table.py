@@ -357,6 +357,7 @@ def _flops(call: MethodCall, variables: Mapping[str, Any], rngs: Rngs, *, backwa
 
     try:
         return estimated_flops(run_backward if backward else run, arrays, shapes_in(rngs))
+    # A module may need its parent, or what its parent passes to it: then its cost alone is unknown.
     except Exception:
         return 0
 

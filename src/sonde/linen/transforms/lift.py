@@ -95,6 +95,7 @@ class Lifting:
         if not self.packed:  # a method of a module without variables
             return body([], *args, **kwargs), tuple(() for _ in self._changes)
         outer = self.packed[0].run
+        # Only what comes out again may change inside: any other change would be lost.
         run = outer.inner(Both(outer.mutable, Both(Either(self._changes), mutable)), self._keeps_sown)
         opened = []
         for i, scope in enumerate(self.packed):
@@ -147,6 +148,7 @@ def keeps_structure(scope: Scope, collection: str, name: str, grows: bool) -> bo
 
 def _outermost(scopes: Sequence[Scope]) -> tuple[list[Scope], list[tuple[int, Path]]]:
     """The scopes that no other contains, and for each scope which of these contains it, with its path there."""
+    # A scope inside another is not packed again, or its variables would come out of the transform twice.
     identities = {scope.identity for scope in scopes}
     packed: dict[Any, tuple[int, Scope]] = {}
     places = []

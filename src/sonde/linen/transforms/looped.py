@@ -159,11 +159,13 @@ def _scan(
         made, constant_outputs = _first_run(
             first, (carried, carry), sliced, lifting, variable_broadcast, out_axes, where
         )
+        # In the loop, the variables that the first run made are there from the start.
         shared = tuple({**before, **after} for before, after in zip(shared, made))
     counts = lifting.counts()
     structure: list[Mixed] = []
 
     def loop_body(carry: tuple[Any, Any], sliced: tuple[Any, ...]) -> Any:
+        # JAX may trace the body more than once: each time it must draw the same keys.
         lifting.restore_counts(counts)
         _, carry, (y, changes) = step(shared, carry, sliced)
         structure[:] = [y.structure()]  # the leaves belong to the loop

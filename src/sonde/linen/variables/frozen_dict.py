@@ -50,6 +50,7 @@ class FrozenDict(Mapping[K, V]):
 
     def __hash__(self) -> int:
         if self._hash is None:
+            # Combined without order, because two dicts are equal whatever the order of their entries.
             total = 0
             for item in self.items():
                 total ^= hash(item)

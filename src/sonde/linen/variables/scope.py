@@ -404,6 +404,7 @@ class Scope(ScopeNames):
         self, name: str, value: Any, init_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         value_leaves = jax.tree.leaves(meta.unbox(value))
+        # The initializer is only traced: shapes are compared, values are not computed.
         expected = jax.tree.leaves(jax.eval_shape(lambda: meta.unbox(init_fn(_any_key(), *args, **kwargs))))
         for ours, theirs in zip(value_leaves, expected, strict=False):
             # A leaf without a shape (a Python number, an object) is not checked.

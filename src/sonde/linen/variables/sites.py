@@ -121,6 +121,7 @@ def gathering(run: Run, scopes: Sequence[Scope], fn: Callable[[], T]) -> T:
         fn: The body.
     """
     run.roots = scopes
+    # If nothing may change, no sown value can be kept, and no capture is needed.
     if not may_overlap(run.mutable, True):
         run.trace = _jax.current_trace()
         return fn()

@@ -67,6 +67,7 @@ def new_param(
 
 
 def _drawn(init: Init, stream: RngStream, shape: tuple[int, ...], dtype: Dtype) -> Any:
+    # Others differ in the last digit when they are compiled, and initial values must equal Flax's.
     if init not in SAME_WHEN_COMPILED or stream.key.shape:
         return init(stream(), shape, dtype)
     value, count = compiled_draw(init, shape, jnp.dtype(dtype))(stream.key.get_value(), stream.count.get_value())

@@ -48,6 +48,7 @@ def place_of(layer: Module, frame: FrameType | None) -> str:
         for value in list(frame.f_locals.values()):
             if isinstance(value, Module) and value is not layer:
                 layer_path = next((p for p, m in iter_modules(value, graph=True) if m is layer), ())
+                # The longest path is that from the outermost model that runs.
                 path = max(path, layer_path, key=len)
         frame = frame.f_back
     name = type(layer).__name__

@@ -94,6 +94,7 @@ class SpectralNorm(Module):
         own = None if self.use_running_average is None else not self.use_running_average
         update_stats = chosen(self, "update_stats", update_stats, own)
         for path, kernel in _params(self.layer_instance, _KERNELS):
+            # A kernel with one axis is no matrix and has no singular value.
             if (*path, "u") not in self.batch_stats:
                 continue
             if kernel.ndim > 2 and self.error_on_non_matrix:

@@ -190,6 +190,7 @@ class Pytree(_Slotted, Rendered, metaclass=PytreeMeta):
             declared.update(base.__dict__.get("_declared", {}))
         declared.update(declared_in(cls))
         cls._declared = declared
+        # Properties and slots: the class itself handles assignments to these names.
         cls._descriptors = frozenset(
             name for base in cls.__mro__ for name, value in vars(base).items() if hasattr(type(value), "__set__")
         )
@@ -461,6 +462,7 @@ StaticPart = tuple[Layout, tuple[Any, ...], Origin | None]
 
 def _flatten(node: Pytree) -> tuple[tuple[Any, ...], StaticPart]:
     layout, data, static = node._structure()
+    # JAX keeps this part in its caches, so the origin is in it only while a capture runs.
     return data, (layout, static, _origin_for_copies(node) if SESSIONS.threads else None)
 
 

@@ -40,6 +40,7 @@ class ModuleRecording(Recording):
 
     def __init__(self, types: tuple[type, ...], initial: Values, *, grads: bool, depth: int) -> None:
         super().__init__((), grads=grads, depth=depth)
+        # Compiled programs are kept by this key, and other types record other sites.
         self.key = (self.key, types)
         self.types = types
         self.given = initial

@@ -145,6 +145,7 @@ class RngStream(_KeySource):
             ValueError: the stream was split and is called outside a function mapped over it.
             TraceContextError: the stream was made at another trace level.
         """
+        # Counting at another level would be lost, and the next call would give the same key.
         self.count._check_level()
         count = self.count.get_value()
         if self.key.shape:

@@ -149,6 +149,7 @@ class State(Rendered, MutableMapping[K, V]):
         return self._mapping
 
     def __getitem__(self, key: K) -> Any:
+        # The inner State shares its dict with this one, so that writing to it writes here.
         value = self._mapping[key]
         return State(value, _copy=False) if type(value) is dict else value
 

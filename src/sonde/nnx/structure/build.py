@@ -64,6 +64,7 @@ def build(
     before = dict(known)
     try:
         return builder.make(definition, state)
+    # The quick way needs exactly the entries of the definition. `collect` accepts more, and names what does not fit.
     except (KeyError, _Misfit):
         known.clear()
         known.update(before)
@@ -124,6 +125,7 @@ class _Builder:
         """Makes a Pytree or Module."""
         _, cls, index, layout, static, children, entries, n = d
         node, values = self.blank(d)
+        # Known before its children are made, because they may refer back to it.
         if self.remember:
             self.known[index] = node
         from_state, make_variable = self.from_state, self.make_variable

@@ -106,7 +106,7 @@ class SplitContext:
         self._met: list[Walk] = []
 
     def split(self, node: Any, *filters: Filter) -> Any:
-        """As `nnx.split`; an object that was met before becomes a reference without leaves."""
+        """As `nnx.split`; an object that was visited before becomes a reference without leaves."""
         walked = walk(node, graph=True, verb="split", seen=self._seen)
         self._met.append(walked)  # numbers are kept by id, so the objects must stay alive
         definition = walked.definition

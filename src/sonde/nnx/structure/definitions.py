@@ -4,12 +4,12 @@
     (ARRAY,)                                a leaf that is not a Variable
     (ARRAY, index)                          a leaf that is an array reference; trees have no indices
     (OTHER, value)                          part of the structure
-    (REFERENCE, index)                      an object that was met before, by its index
+    (REFERENCE, index)                      an object that was visited before, by its index
     (NODE, class, index, layout, static values, definitions of the data attributes, entries, leaves)
     (CONTAINER, class, keys, how to unflatten it, definitions of the children, entries, leaves)
 
 where `leaves` is the number of leaves below, and `entries` the number of children with leaves: a state has that many
-entries there. `walking` makes definitions, `building` makes objects from them.
+entries there. `walk` makes definitions, `build` makes objects from them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Objects in a pytree as states that JAX can map over: `to_tree`, `from_tree`, and transforms built on them.
 
 `to_tree` puts a `NodeStates` in place of every object: its leaves are the values of the object's Variables and
-arrays. An object that was met before becomes a NodeStates without leaves, which refers to the first. `from_tree` is the
-inverse. Under the name of an update context it returns the same objects that `to_tree` was given (`graph_contexts`).
+arrays. An object that occurs again becomes a NodeStates without leaves, which refers to the first. `from_tree` is the
+inverse. Under the name of an update context it returns the objects that `to_tree` was given (`contexts`).
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def to_tree(
             context splits several objects as one graph.
         map_non_graph_nodes: whether `split_fn` is also called for leaves that are not objects.
         ctxtag: the name of an open `nnx.update_context`.
-        check_aliasing: whether a Variable that is met under two different values of the prefix is an error.
+        check_aliasing: whether a Variable that is visited under two different values of the prefix is an error.
 
     Raises:
         ValueError: a shared Variable has two prefixes, or no update context of that name is open.

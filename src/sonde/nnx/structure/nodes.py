@@ -12,7 +12,7 @@ from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, OTHER, VARIA
 
 @dataclasses.dataclass(frozen=True)
 class NodeDef:
-    """A node or container met for the first time.
+    """A node or container visited for the first time.
 
     Attributes:
         type: its class.
@@ -25,7 +25,7 @@ class NodeDef:
 
 @dataclasses.dataclass(frozen=True)
 class VariableDef:
-    """A Variable met for the first time.
+    """A Variable visited for the first time.
 
     Attributes:
         type: its class.
@@ -38,7 +38,7 @@ class VariableDef:
 
 @dataclasses.dataclass(frozen=True)
 class NodeRef:
-    """An object that was met before.
+    """An object that was visited before.
 
     Attributes:
         index: the number of the object.

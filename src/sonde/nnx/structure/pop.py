@@ -49,7 +49,7 @@ def pop(node: Any, *filters: Filter) -> Any:
 
 
 def _poppable(
-    node: Any, path: PathParts, matches: Callable[..., Any], met: set[int], owners: list[tuple[Any, Any]]
+    node: Any, path: PathParts, matches: Callable[..., Any], visited: set[int], owners: list[tuple[Any, Any]]
 ) -> Iterator[tuple[PathParts, Any]]:
     """The leaves to take, with their paths; a shared leaf at its first path that matches.
 
@@ -57,20 +57,20 @@ def _poppable(
         node: a node or container.
         path: its path.
         matches: a predicate of path and leaf.
-        met: identities of the nodes that were visited, and of the Variables that are taken.
+        visited: identities of the nodes that were visited, and of the Variables that are taken.
         owners: a list that gets the owner and the key of each leaf that is taken.
     """
     if kind_of(node) == NODE:
-        if id(node) in met:
+        if id(node) in visited:
             return
-        met.add(id(node))
+        visited.add(id(node))
     for key, child in zip(*values_below(node)):
         kind, child_path = kind_of(child), (*path, key)
         if kind in (NODE, CONTAINER):
-            yield from _poppable(child, child_path, matches, met, owners)
-        elif kind in (VARIABLE, ARRAY) and id(child) not in met and matches(child_path, child):
+            yield from _poppable(child, child_path, matches, visited, owners)
+        elif kind in (VARIABLE, ARRAY) and id(child) not in visited and matches(child_path, child):
             if kind == VARIABLE:
-                met.add(id(child))
+                visited.add(id(child))
             owners.append((node, key))
             yield child_path, child
 

@@ -251,7 +251,7 @@ def flatten(
     Args:
         node: a Module, any other node, or a pytree of them.
         with_paths: whether to return a FlatState, else a list.
-        ref_index: a `RefMap` with the numbers of objects met before, to flatten several that share references; new
+        ref_index: a `RefMap` with the numbers of objects visited before, to flatten several that share references; new
             objects are added to it.
         ref_outer_index: a `RefMap` of numbers; an object that is in it gets its number from there.
         graph: True allows shared references, False demands a tree. None: the current mode.

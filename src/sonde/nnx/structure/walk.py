@@ -4,7 +4,7 @@
 its definition (see `definitions`). `split`, `state`, `clone`, `iter_graph`, `to_tree` and the transforms all use its
 result.
 
-Two modes. With `graph=True` an object met twice is one object (the definition holds a reference), and numbers or
+Two modes. With `graph=True` an object found twice is one object (the definition holds a reference), and numbers or
 strings in plain containers are part of the structure. With `graph=False` the object is a tree, as JAX
 sees it: everything among the data is a leaf, and meeting a Variable twice is an error that names both paths.
 """
@@ -71,12 +71,12 @@ def walk(
 
     Args:
         root: a node, a Variable, an array, or a pytree of them.
-        graph: whether an object may be met twice.
+        graph: whether an object may be found twice.
         verb: the name of the calling function, for messages.
         numbers: whether numbers and other plain values among the data are leaves even with `graph=True`, as for JAX.
-        seen: indices of objects met in earlier walks, to number several roots as one; new objects are added to it.
-        again: whether to visit `root`, a node, even if an earlier walk met it.
-        everything: a list that gets pairs of path and value of everything met, static attributes included (in graph
+        seen: indices of objects visited in earlier walks, to number several roots as one; new objects are added to it.
+        again: whether to visit `root`, a node, even if an earlier walk visited it.
+        everything: a list that gets pairs of path and value of everything visited, static attributes included (in graph
             mode), children before parents.
 
     Raises:
@@ -88,7 +88,7 @@ def walk(
 
 
 class _Walker:
-    """A walk in progress: the arguments of `walk`, and what was met so far."""
+    """A walk in progress: the arguments of `walk`, and what was visited so far."""
 
     __slots__ = (
         "announced",
@@ -122,6 +122,7 @@ class _Walker:
 
     def visit(self, value: Any, path: Path) -> Any:
         """The definition of any value."""
+        # A lookup first: most types are known, and a model has thousands of values.
         kind = KIND.get(type(value))
         if kind is None:
             kind = kind_of(value)
@@ -142,7 +143,7 @@ class _Walker:
         return result
 
     def leaf(self, value: Any, path: Path) -> Any:
-        """Adds an array, or a value treated as one, to the leaves; an array reference only when it is first met."""
+        """Adds an array, or a value treated as one, to the leaves; an array reference only when it is first visited."""
         index = None
         if is_reference(value):
             if (before := self.seen.get(id(value))) is not None:
@@ -155,13 +156,14 @@ class _Walker:
         return (ARRAY,) if index is None else (ARRAY, index if self.graph else None)
 
     def visit_variable(self, value: Variable[Any], path: Path) -> Any:
-        """A Variable: a leaf when it is first met."""
+        """A Variable: a leaf when it is first visited."""
         seen, graph = self.seen, self.graph
         index = seen.get(id(value))
         if index is not None:
             if not graph:
                 raise alias_error(self.root, value, self.verb)
             return (REFERENCE, index)
+        # Numbered by identity: the root keeps all of them alive, so no id is used twice during the walk.
         seen[id(value)] = index = len(seen)
         self.leaves.append(value)
         self.paths.append(path)
@@ -173,7 +175,7 @@ class _Walker:
         return self.leaf(value, path) if result[0] == OTHER and value is not None else result
 
     def visit_node(self, value: Any, path: Path, again: bool = False) -> Any:
-        """A Pytree or Module, with all that is below it; with `again`, even if it was met before."""
+        """A Pytree or Module, with all that is below it; with `again`, even if it was visited before."""
         key, index = id(value), None
         if self.graph:
             index = self.seen.get(key)
@@ -185,6 +187,7 @@ class _Walker:
             self.enter(value)
         start = len(self.leaves)
         layout, data, static = value._structure()
+        # JAX takes every number among the data of a pytree class for a leaf, but never looks into other classes.
         visit = self.visit if self.graph and not value._is_pytree else self.visit_data
         if self.everything is not None and self.graph:
             children = self.children_and_statics(layout, data, static, path, visit)
@@ -225,6 +228,7 @@ class _Walker:
         start = len(self.leaves)
         self.enter(value)
         keys, children, rebuild = flatten_once(value)
+        # Plain lists and dicts change without a new epoch: plans made from this walk must compare what they hold.
         if type(value) is State:
             self.announce(value.raw_mapping)
         elif isinstance(value, list) or (isinstance(value, dict) and id(value) not in self.announced):
@@ -259,7 +263,7 @@ def _entries(definitions: Iterable[Any]) -> int:
 
 
 def objects_of(walks: Iterable[Walk], seen: Mapping[int, int]) -> dict[int, Any]:
-    """The nodes and Variables that walks met, by number."""
+    """The nodes and Variables that walks visited, by number."""
     objects = [x for walked in walks for x in (*(node for _, node in walked.nodes), *walked.leaves)]
     return {seen[id(x)]: x for x in objects if id(x) in seen}
 
@@ -295,7 +299,7 @@ def not_a_tree(value: Any, path: Path, verb: str) -> ValueError:
 
 
 def alias_error(root: Any, target: Any, verb: str) -> ValueError:
-    """The error for an object met twice in tree mode."""
+    """The error for an object found twice in tree mode."""
     paths = paths_of(root, target)
     places = "\n".join(f"  - {show_path(path)}" for path in paths[:2])
     kind_name = f"{type(target).__name__}"

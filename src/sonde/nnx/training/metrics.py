@@ -113,6 +113,7 @@ class Average(_Sums):
         """
         values = self._values(kwargs)
         if mask is None:
+            # The total is in float32: in bfloat16 it would stop growing at 256 times a summand.
             self.total[...] += jnp.sum(values).astype(jnp.float32)
             self.count[...] += values.size
             return

@@ -100,6 +100,7 @@ def _agreed(taken: Taken, branches: dict[str, Callable[..., Any]]) -> list[Calla
                 f"nnx.{taken.verb}: {first_name} and {name} change the structure of the operands (their attributes, "
                 f"static values or submodules) in different ways. Do the same in all branches, or do it outside."
             )
+    # All branches return whatever one of them changes, because a conditional has one form of output.
     changed = sorted({i for outcome in outcomes for i in outcome.changed})
     metadata = {}
     for outcome in outcomes:

@@ -190,6 +190,7 @@ class _Bound:
 
     def _backward(self, saved: tuple[Any, ...], cotangent: Left) -> tuple[list[Any], list[Any]]:
         ((leaves, form), diff, kept_values, outcome) = saved
+        # The rule works on objects, so the cotangents, arguments and residuals are rebuilt in its trace.
         built, news = outcome.split(cotangent[0])
         entered = self._enter(diff, kept_values)
         objects_by_index = dict(entered.known)

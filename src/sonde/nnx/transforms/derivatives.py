@@ -157,6 +157,7 @@ def _differentiated(
 
         pure.__name__ = getattr(f, "__name__", verb)
         run = jax.value_and_grad(pure, has_aux=True, holomorphic=holomorphic, allow_int=allow_int)
+        # The array in a reference can be differentiated, the reference cannot.
         diff = [load(taken.values[i]) for i in chosen]
         (value, outcome), grads = run(diff, [taken.values[i] for i in constant_leaves])
         gradients = _gradients(taken, targets, dict(zip(chosen, grads)))
@@ -250,10 +251,10 @@ def _pair(verb: str, out: Any) -> tuple[Any, Any]:
 def _gradients(taken: Taken, targets: list[_Wanted], grads: dict[int, Any]) -> list[Any]:
     """Gradients in the form of the arguments; with a filter, States take the place of nodes."""
     whole = taken.rebuild([grads.get(i) for i in range(len(taken.leaves))])
-    met: set[int] = set()
+    visited: set[int] = set()
 
     def states(value: Any) -> Any:
-        return as_state(value, met) if is_object(value) else value
+        return as_state(value, visited) if is_object(value) else value
 
     return [
         whole[target.argnum]
@@ -263,11 +264,11 @@ def _gradients(taken: Taken, targets: list[_Wanted], grads: dict[int, Any]) -> l
     ]
 
 
-def as_state(value: Any, met: set[int]) -> Any:
-    """The gradients below an object, as a State; parts without a gradient, or met before, are left out."""
+def as_state(value: Any, visited: set[int]) -> Any:
+    """The gradients below an object, as a State; parts without a gradient, or visited before, are left out."""
     walked = walk(value, graph=True, verb="grad", numbers=True)
-    flat = [(p, leaf) for p, leaf in walked.flat() if raw(leaf) is not None and id(leaf) not in met]
-    met.update(id(leaf) for _, leaf in flat)
+    flat = [(p, leaf) for p, leaf in walked.flat() if raw(leaf) is not None and id(leaf) not in visited]
+    visited.update(id(leaf) for _, leaf in flat)
     if isinstance(value, Variable) and flat:
         return value
     return State(traversals.unflatten_mapping(flat), _copy=False)

@@ -2,7 +2,7 @@
 
 `in_axes`, `out_axes`, `in_specs`, `in_shardings` and the like are prefixes: a single value, or containers of values
 that mirror the top levels of the arguments, or filters on the Variables of a Module (`StateAxes`, `StateSharding`), or
-what `nnx.prefix` returned. `leaf_values` finds the value for every leaf that a walk met.
+what `nnx.prefix` returned. `leaf_values` finds the value for every leaf that a walk visited.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def each_leaf(
         definition: what a walk found.
         prefix: the prefix.
         misfit: makes an error from a path and a text.
-        given: objects that were met in an earlier walk; their leaves have the numbers -1, -2 and so on.
+        given: objects that were visited in an earlier walk; their leaves have the numbers -1, -2 and so on.
         at: the path of `definition`, and its part of the prefix, if it is not the root.
         parts: a dict that gets the part of every node, by index.
     """
@@ -108,9 +108,10 @@ def each_leaf(
                 step = 1
             elif given and d[1] in given:
                 d, first = given[d[1]]
+                # Counted downwards from -1, so that they cannot be taken for leaves of this walk.
                 start, step = -1 - first, -1
             else:
-                return  # a new object that another walk met first
+                return  # a new object that another walk visited first
         if below is None and d[0] in (NODE, VARIABLE):
             below = ()
         if d[0] in (VARIABLE, ARRAY):

@@ -125,7 +125,7 @@ class Structure:
 
 
 def _gather_indices(d: Definition, of_leaves: list[Any], of_nodes: list[Any]) -> None:
-    """The indices of leaves and of nodes, in the order in which a walk meets them."""
+    """The indices of leaves and of nodes, in the order in which a walk visits them."""
     if d[0] == VARIABLE:
         of_leaves.append(d[2])
     elif d[0] == ARRAY:
@@ -326,6 +326,7 @@ class Entered:
         for i, (leaf, value, kind) in enumerate(zip(self.leaves, self._values, self.structure.kinds)):
             if kind is None:
                 continue
+            # Arrays are never changed in place, so another value is another object.
             same = leaf._raw_value is value and (leaf._metadata is kind[1] or leaf._metadata == kind[1])
             if same and i in self._contents:
                 leaves_now = jax.tree.leaves(value)
@@ -376,6 +377,7 @@ class Entered:
             output_only: whether to drop all changes that the function makes; objects of the arguments that it returns
                 become new ones.
         """
+        # Edits come first: the output may refer to objects that they make.
         edits, indices = ([], {}) if self._before is None or output_only else self._before.edits(self.verb)
         lists: tuple[list[Any], ...] = tuple([] for _ in range(placement.n_lists))
         of_leaves: list[int] = []

@@ -139,6 +139,7 @@ def settle(left: Left, leaves: Sequence[Any], objects: Callable[[], Mapping[int,
             new_data(edit.definition, arrays, objects_by_index)  # the output may refer to objects that are made here
     else:
         variables = [leaves[i] for i in outcome.changed]
+        # All checks before the first change: an error leaves the caller's objects as they were.
         _check_levels(variables, [objects_by_index[edit.definition[2]] for edit in outcome.edits])
         for edit in outcome.edits:
             replay(edit.definition, arrays, objects_by_index)

@@ -158,7 +158,7 @@ class _Scan:
         self._axes = self._lists.in_values
         self._carry_number = None if carry_in is None else max(carry_in, 0)
         self._carry_name = None if carry_in is None else structure.names[max(carry_in, 0)]
-        # leaves of the carry, in the order in which they are met
+        # leaves of the carry, in the order in which they are visited
         self._round = [i for i, path in enumerate(structure.paths) if path[0] == self._carry_name]
         # the carry keeps its form (see `returned`), so its arrays are returned as part of it
         self._kept = () if carry_in is None else numbering(structure.definition[4][max(carry_in, 0)])
@@ -174,6 +174,7 @@ class _Scan:
         axes, values, kinds, step = self._axes, taken.values, self._lists.kinds, self._traced
         xs = [jax.tree.map(functools.partial(_to_front, axis=axes[i]), values[i]) for i in self._scanned]
 
+        # Traced for the first element: what the function changes must be known before the loop is made.
         def first(values: list[Any], xs: list[Any]) -> Any:
             start = list(values)
             for i, x in zip(self._scanned, xs):

@@ -33,7 +33,7 @@ class Before:
         self._looks = [(x, x._structure(), contents(x)) for x in known.values() if isinstance(x, Pytree)]
 
     def edits(self, verb: str) -> tuple[list[Walk], dict[int, int]]:
-        """A walk through each node that changed, and the indices of all objects met."""
+        """A walk through each node that changed, and the indices of all objects visited."""
         indices = {id(x): index for index, x in self._known.items()}
         changed = [node for node, structure, held in self._looks if _differs(node, structure, held)]
         return [walk(node, graph=True, verb=verb, numbers=True, seen=indices, again=True) for node in changed], indices

@@ -77,6 +77,7 @@ def partition_spec(out_sharding: AxisNames, rules: Rules | None = None) -> Parti
         return PartitionSpec()
     else:
         names = tuple(cast(Sequence[Any], out_sharding))
+    # The first rule for a name wins, so the rules go into the dict from last to first.
     table = dict(reversed((*(rules or ()), *current_rules())))
     return PartitionSpec(*(_physical(name, table) for name in names))
 
@@ -116,6 +117,7 @@ def _constrain(value: Any, sharding: Sharding | Format) -> Any:
         if not isinstance(x, jax.Array):
             return x
         mesh = getattr(sharding, "mesh", None)
+        # On explicit axes the sharding is part of the array's type, which a constraint does not change.
         if mesh is not None and getattr(mesh, "are_all_axes_explicit", False):
             return jax.sharding.reshard(x, sharding)
         return jax.lax.with_sharding_constraint(x, sharding)

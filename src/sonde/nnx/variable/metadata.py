@@ -143,6 +143,7 @@ def shared(entries: Mapping[str, Any]) -> Metadata:
         "ref": bool(entries.get("ref", ref)),
         "eager_sharding": bool(entries.get("eager_sharding", True)),
     }
+    # Most Variables have no entries of their own. They share one object, so comparing them is comparing identities.
     if len(entries) <= 3 and all(name in REQUIRED for name in entries):
         return _plain(**required)
     return Metadata({**entries, **required})

@@ -85,6 +85,7 @@ class Variable(ArrayLike, Rendered, Generic[A]):
             meta = shared({**declared, **_canonical(metadata), "eager_sharding": _eager(eager_sharding)})
         else:
             meta = shared({"eager_sharding": _eager(None)})
+        # Hooks get the Variable itself, so it must be complete before they run.
         if meta.hooked or type(self).create_value is not Variable.create_value:
             _set_level(self, trace_level())
             _set_metadata(self, meta)
@@ -471,6 +472,7 @@ def copied(leaves: Iterable[Any]) -> list[Any]:
             if leaf._metadata.by_reference:
                 out.append(leaf.copy())
                 continue
+            # Written out, because a model has thousands of Variables.
             copied_variable = new_object(type(leaf))
             _set_cell(copied_variable, Cell(leaf._cell.value))
             _set_level(copied_variable, level)
@@ -491,6 +493,7 @@ def _flatten_with_keys(variable: Variable[Any]) -> tuple[tuple[tuple[Any, Any]],
 def _register(cls: type[Variable[Any]]) -> None:
     def unflatten(metadata: Metadata, children: Any) -> Variable[Any]:
         (value,) = children
+        # Inside a function that JAX traces, this is a copy: what is written to it would be lost.
         if metadata["hijax"] and not metadata["ref"] and not is_outermost(trace_level()):
             metadata = metadata.inside()
         return cls._make(value, metadata)

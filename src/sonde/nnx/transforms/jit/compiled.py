@@ -171,6 +171,7 @@ def _caller(fun: Callable[..., Any], compiler: _Compiler) -> Callable[..., Any]:
             if last.static and not last.same_static(values):
                 return general(args, kwargs)
             plain = [values[i] for i in last.plain]
+        # The same objects have the same structure while the plan holds, so they are compared by identity.
         for i, root in last.roots:
             if root() is not values[i]:
                 return general(args, kwargs)

@@ -60,6 +60,7 @@ class Plan:
 
     def __init__(self, walked: Walk, program: Program):
         self.epoch = walked.epoch
+        # Nodes by weak references: a plan must not keep a model alive.
         self._earlier = [_Earlier(node) for _, node in walked.nodes]
         self._contents = [
             (r, _weak(held))
@@ -76,10 +77,12 @@ class Plan:
         first = 1 if program.arrays else 0
         self._lists[first:] = [[v._cell for v in variables] for variables in self._lists[first:]]
         self.cells = self._lists[0] if len(self._lists) == 1 and not program.arrays else None
+        # If all Variables belong to one trace level, one comparison per call is enough.
         levels = {id(x._level): x._level for x in leaves if isinstance(x, Variable)}
         self._level = next(iter(levels.values())) if len(levels) == 1 else None
         # for outcomes that only give Variables new values, by identity: the outcome, and the cells of the Variables
         self._targets: dict[int, tuple[Outcome, list[Cell]]] = {}
+        # A Variable at several paths, or in a plain container, cannot be followed when it is replaced at one of them.
         n_variables = sum(earlier.n_variables for earlier in self._earlier)
         self._shared = bool(self._contents) or n_variables > sum(x is not None for x in self._metadata)
 
@@ -91,6 +94,7 @@ class Plan:
         epoch = self.epoch
         swapped: dict[int, Variable[Any]] = {}
         renewed: list[int] = []
+        # An unrelated change costs one comparison per node: only nodes that changed have a greater stamp.
         for k, earlier in enumerate(self._earlier):
             node = earlier.node()
             if node is None:
@@ -99,6 +103,7 @@ class Plan:
             if exposed:
                 self.loose = True
             if exposed or node._stamp > epoch:
+                # The stamp is greater, but each attribute is the same object as before.
                 if node._layout is earlier.layout and tuple(map(id, attributes(node).values())) == earlier.own:
                     continue
                 before = len(swapped)
@@ -182,12 +187,13 @@ class Plan:
         target_cells = self._targets.get(id(outcome))
         if target_cells is None or self._level is not trace_level():
             return self._finish_any(out, leaving)
+        # The usual outcome: new values of known Variables, and nothing else.
         for cell, value in zip(target_cells[1], leaving[0][0]):
             cell.value = value
         return out
 
     def _finish_any(self, out: Any, leaving: Left) -> Any:
-        """The same for outcomes that change more than values, and for those met for the first time."""
+        """The same for outcomes that change more than values, and for those visited for the first time."""
         lists, outcome = leaving
         built = settle(leaving, self.leaves, self._objects)
         plain = not any(self.leaves[i]._metadata.by_reference for i in outcome.changed)

@@ -137,6 +137,7 @@ class Program:
             entered = enter(structure, leaves, verb="jit", mode=mode, originals=originals)
             args, kwargs = assemble(skeleton, entered.args, inputs[n_lead:])
             out = fun(*args, **kwargs)
+            # A plain output leaves as it is: JAX rebuilds it in C++.
             beside = placement is ONE_LIST and not holds_objects(out) and not holds_references(out)
             leaving = entered.leave(out, placement=placement, always=always, beside=beside)
             if leaving[1].nothing and type(out) is not tuple:
