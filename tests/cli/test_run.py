@@ -84,3 +84,75 @@ def test_a_module_and_json(script, sonde) -> None:
     data = json.loads(sonde.ok("run", "-m", "--json", "--every", "2", "train", "0.1", code=1))
     assert data["call"] == "call 0 of step" and data["first"]["operation"] == "div"
     assert "there is no file 'missing.py'" in sonde.error("run", "missing.py")
+
+
+FLAX = """
+import jax.numpy as jnp
+from flax import nnx
+class Model(nnx.Module):
+    def __init__(self):
+        self.layers = nnx.List([nnx.Linear(3, 3, rngs=nnx.Rngs(i)) for i in range(2)])
+    def __call__(self, x):
+        for layer in self.layers:
+            x = jnp.sqrt(layer(x) ** 2 - 1e-6)
+        return x
+@nnx.jit
+def step(model, x):
+    return nnx.grad(lambda m: m(x).sum())(model)
+model = Model()
+for i in range(4):
+    step(model, jnp.zeros((2, 3)) + (0.0 if i == 2 else 1.0))
+"""
+
+
+def test_functions_that_cannot_be_called_again_run_as_they_were_traced(script, sonde) -> None:
+    result = sonde("run", script(FLAX))  # the update context of nnx.jit has ended when the search begins
+    assert "Not finite in call 2 of step" in result.stderr
+    assert "train.py:9: the first NaN is made by sqrt of float32[2,3]" in result.stderr
+
+
+DATA = """
+import jax, jax.numpy as jnp, numpy as np
+step = jax.jit(lambda w, x: w - jnp.mean(x @ w), static_argnames=())
+w = jnp.ones(3)
+for i in range(4):
+    x = np.ones((4, 3), np.float32)
+    x[1, 2] = np.nan if i == 2 else 0
+    w = step(w, x)
+"""
+
+
+def test_nan_in_data_is_named(script, sonde) -> None:
+    result = sonde("run", script(DATA))
+    assert "Not finite in call 2 of <lambda>" in result.stderr
+    assert "the first NaN is argument [0][1][1, 2], float32[4,3]" in result.stderr
+
+
+def test_loops_and_maps_outside_of_jit_are_watched(script, sonde) -> None:
+    text = "import jax, jax.numpy as jnp\ndef body(c, x):\n  c = c - x\n  return c, jnp.sqrt(c)\n"
+    result = sonde("run", script(text + "jax.lax.scan(body, 3.0, jnp.ones(6))"))
+    assert "Not finite in call 0 of body" in result.stderr and "at scan iteration 3" in result.stderr
+    result = sonde("run", script(text + "jax.vmap(body)(jnp.arange(3.0), jnp.ones(3))"))
+    assert "train.py:4: the first NaN is made by sqrt" in result.stderr and "example 0" in result.stderr
+
+
+DROPPED = """
+import jax, jax.numpy as jnp
+density = jax.jit(lambda x: jnp.where(x > 0, -x, -jnp.inf))
+if density(-2.0) == -jnp.inf:
+    raise RuntimeError("no valid start")
+"""
+
+
+def test_a_script_that_raises_about_an_intended_inf(script, sonde) -> None:
+    result = sonde("run", script(DROPPED))
+    assert "because -2 > 0 is false" in result.stderr and "not certain" in result.stderr
+    assert "The program raised: RuntimeError: no valid start" in result.stderr
+
+
+def test_it_says_what_was_not_looked_at(script, sonde) -> None:
+    result = sonde("run", script("import jax.numpy as jnp\nloss = jnp.log(jnp.array(-1.0)).sum()"))
+    assert result.exit_code == 0 and "nothing was looked at" in result.stderr
+    assert "NaN at the end of the script in loss" in result.stderr
+    result = sonde("run", script("import jax, jax.numpy as jnp\njax.jit(jnp.add)(jnp.ones(2), jnp.ones(3))"))
+    assert result.exit_code == 1 and "call 0 of add raised this" in result.stderr

@@ -51,7 +51,7 @@ def run(
     script: str,
     args: tuple[str, ...],
 ) -> None:
-    """Run SCRIPT with its ARGS, unchanged, and watch its jitted functions and gradients.
+    """Run SCRIPT with its ARGS, unchanged, and watch its jitted functions, gradients, maps and loops.
 
     When a result of one turns NaN or Inf, or the script raises because of one, the script stops, and the operation that
     made the value is named: the search runs on the very call. What the script was given or writes down itself, such as
@@ -104,12 +104,29 @@ def run(
         raise error
     if error is not None:
         _print(error, script)
-        if watch.unexplained:
-            context.exit(FOUND)
-        watched = f"{watch.calls} call{'s' * (watch.calls != 1)} of jitted functions and gradients"
-        print(f"sonde: no NaN or Inf in the results of {watched}; nothing else was looked at", file=sys.stderr)
-        context.exit(FOUND)
-    context.exit(FOUND if watch.unexplained else FINE)
+    if not watch.unexplained:
+        for sentence in _what_was_looked_at(watch, raised=error is not None):
+            print(f"sonde: {sentence}", file=sys.stderr)
+    context.exit(FINE if error is None and not watch.unexplained else FOUND)
+
+
+def _what_was_looked_at(watch: Watch, *, raised: bool) -> list[str]:
+    """What to say where nothing was found, so that silence is not taken for more than it is."""
+    sentences = []
+    if raised and watch.failed is not None:
+        sentences.append(f"{watch.failed[0]} raised this; it computed no NaN or Inf that explains it")
+    elif raised:
+        watched = f"{watch.calls} call{'s' * (watch.calls != 1)} of transformed functions and loops"
+        sentences.append(f"no NaN or Inf was made in the {watched} before this; nothing else was looked at")
+    elif not watch.calls:
+        sentences.append("nothing was looked at: the script called no jitted function, gradient, map or loop of JAX")
+    if watch.nans_at_end:
+        names = ", ".join(watch.nans_at_end)
+        sentences.append(
+            f"NaN at the end of the script in {names}, made outside of what is watched (jitted functions, gradients, "
+            "maps, loops): put the code into a function f and call sonde.first_nonfinite(f)(...)"
+        )
+    return sentences
 
 
 def _write(watch: Watch, page: str | None, bundle: str, inside: tuple[str, ...]) -> dict[str, str]:

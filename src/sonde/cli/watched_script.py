@@ -1,14 +1,15 @@
-"""Runs a script with its jitted functions and gradients watched: the first result that turns non-finite stops it.
+"""Runs a script with its transformed functions watched: the first result that turns non-finite stops it.
 
-While the script runs, `jax.jit`, `jax.grad` and `jax.value_and_grad` return functions that look at their results. They
-look on the device and do not wait: whether a call was fine is asked a few calls later, so that the program keeps
-running ahead. Until then the arguments of these calls are kept, for the search to run on the very call; if a call
-donates arrays, copies of them are kept.
+While the script runs, `jax.jit`, `jax.grad`, `jax.vmap` and their like return functions that look at their results, and
+so do loops that run without `jit`. They look on the device and do not wait: whether a call was fine is asked a few
+calls later, so that the program keeps running ahead. Until then the arguments of these calls are kept, for the search
+to run on the very call; if a call donates arrays, copies of them are kept.
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import runpy
 import sys
@@ -26,12 +27,15 @@ from sonde.errors import NoSuchSiteError
 from sonde.tools.numerics.nonfinite import first_nonfinite
 from sonde.tools.training.monitor import monitor
 from sonde.tools.training.writers import Writer
+from sonde.why.search import NOT_ABOUT_NUMBERS, UNRELATED
 
 if TYPE_CHECKING:
     from sonde import NonFinite
 
 _MONITORED = ("mean", "std", "norm", "nonfinite")
-_GRADIENTS = ("grad", "value_and_grad")
+# Transforms and loops that a script may call outside of `jit`.
+_TRANSFORMS = ("grad", "value_and_grad", "vmap", "pmap", "hessian", "jacfwd", "jacrev", "jacobian")
+_LOOPS = ("scan", "while_loop", "fori_loop", "map")
 _MOST_SEARCHES = 3  # for one function whose results hold intended Infs
 
 
@@ -61,6 +65,7 @@ class Watch:
         place: The same in words.
         failed: The last call that raised, with the exception.
         calls: How many calls were watched.
+        nans_at_end: The variables of the script that hold NaN at its end.
         unexplained: Calls with a result that is not finite for which the search failed, in words.
     """
 
@@ -70,6 +75,7 @@ class Watch:
         self.place = ""
         self.failed: tuple[Call, Exception] | None = None
         self.calls = 0
+        self.nans_at_end: list[str] = []
         self._every = every
         self._inside = inside
         self._pending: collections.deque[Call] = collections.deque()
@@ -78,6 +84,8 @@ class Watch:
         self._searches: collections.Counter[object] = collections.Counter()
         self._numbers: collections.Counter[object] = collections.Counter()
         self._is_busy = False
+        self._finished: Call | None = None  # the last call, also if its results are fine
+        self._intended: tuple[Call, NonFinite] | None = None  # a result that the program has set to NaN or Inf itself
         self._writer = writer
         self._monitored: dict[int, Callable[..., Any]] = {}
         self._flushes: list[Callable[[], Any]] = []
@@ -106,6 +114,7 @@ class Watch:
         finally:
             self._is_busy = False
         self.calls += 1
+        self._finished = Call(f, kept_args, kept_kwargs, None, number)
         if self._searches[_code_of(f)] < _MOST_SEARCHES:
             floats = [x for x in jax.tree.leaves(result) if isinstance(x, jax.Array) and _is_float(x)]
             if floats:
@@ -135,18 +144,46 @@ class Watch:
     def _search(self, call: Call) -> bool:
         """Whether a call has computed something that is not finite; what it was given or holds as a constant is not."""
         self._searches[_code_of(call.f)] += 1
-        self._is_busy = True
         try:
-            found = first_nonfinite(call.f, inside=self._inside)(*call.args, **call.kwargs)
+            call, found = self._explained(call)
         except Exception as error:
             self.unexplained.append(f"{call} has a result that is not finite, but could not be repeated: {error}")
             return False
-        finally:
-            self._is_busy = False
-        if found is None or found.operation in ("argument", "constant"):
+        if found is None:
+            return False
+        # An Inf that the script passes in is meant, as a best loss is that starts there; so is a NaN that comes out as
+        # it went in. If the call computes with a NaN, the data are broken, or a part of the script that is not watched.
+        is_computed_on = found.operation == "argument" and found.nans and found.reached
+        if found.operation in ("argument", "constant") and not is_computed_on:
+            self._intended = call, found
             return False
         self.found, self.found_in, self.place = found, call, str(call)
         return True
+
+    def _explained(self, call: Call) -> tuple[Call, NonFinite | None]:
+        """The answer to a call, and the call that gave it.
+
+        The function is called again, so that its sites have names. If that fails or finds nothing, what its Python code
+        depends on has changed since (transforms of Flax open a context around the call, a script assigns to globals):
+        then the program that JAX traced for the call runs again.
+        """
+        self._is_busy = True
+        try:
+            failure, found = None, None
+            try:
+                found = first_nonfinite(call.f, inside=self._inside)(*call.args, **call.kwargs)
+            except Exception as error:
+                failure = error
+            if found is not None:
+                return call, found
+            with suppress(Exception):
+                call = call._replace(f=_as_traced(call))
+                return call, first_nonfinite(call.f)(*call.args, **call.kwargs)
+            if failure is not None:
+                raise failure
+            return call, None
+        finally:
+            self._is_busy = False
 
     def _function(self, f: Callable[..., Any]) -> Callable[..., Any]:
         """A jitted function, or the same with its sites monitored; a function without sites stays as it is."""
@@ -180,18 +217,35 @@ class Watch:
         """Searches the call behind an exception that has ended the script."""
         causes = {id(e) for e in _chain(error)}
         if self.failed is not None and any(id(e) in causes for e in _chain(self.failed[1])):
-            self._is_busy = True
-            try:
-                call = self.failed[0]
-                self.found_in, self.place = call, str(call)
-                self.found = first_nonfinite(call.f, inside=self._inside)(*call.args, **call.kwargs)
-            except Exception:
-                self.found = None
-            finally:
-                self._is_busy = False
+            call = self.failed[0]
+            self.found_in, self.place = call, str(call)
+            with suppress(Exception):
+                self.found_in, self.found = self._explained(call)
         else:
             with suppress(Stopped):
                 self.look()
+        if self.found is None and isinstance(error, Exception) and not isinstance(error, NOT_ABOUT_NUMBERS):
+            self._suspect(error)
+
+    def _suspect(self, error: Exception) -> None:
+        """Reports, with doubt, what might have led to an exception if no result was made NaN or Inf.
+
+        That is a result that the program has set to Inf, as samplers do outside of the support of a density, or a value
+        that the last call has computed and dropped.
+        """
+        if self._intended is not None:
+            call, found = self._intended
+        elif self._finished is not None and self.failed is None:
+            call, found = self._finished, None
+            self._is_busy = True
+            with suppress(Exception):
+                found = first_nonfinite(call.f, inside=self._inside, discarded=True)(*call.args, **call.kwargs)
+            self._is_busy = False
+        else:
+            return
+        if found is not None:
+            self.found = dataclasses.replace(found, error=error, doubt=UNRELATED)
+            self.found_in, self.place = call, str(call)
 
 
 class StepOfScript(Watch):
@@ -245,7 +299,14 @@ def _code_of(f: Any) -> object:
     """What identifies a function, also if it is made anew; keeps it alive, so that no other can be taken for it."""
     while hasattr(f, "__wrapped__"):
         f = f.__wrapped__
-    return getattr(f, "__code__", f)
+    code = getattr(f, "__code__", None)
+    return type(f) if code is None else code  # a module that is called may hold arrays, and have no hash
+
+
+def _as_traced(call: Call) -> Callable[..., Any]:
+    """The program that JAX has traced for a call; its Python code does not run again."""
+    traced = call.f.trace(*call.args, **call.kwargs)  # JAX keeps traces
+    return jax.jit(functools.wraps(call.f)(lambda *args, **kwargs: traced(*args, **kwargs)))
 
 
 def _with_copies(tree: Any, copies: dict[int, Any]) -> Any:
@@ -254,6 +315,16 @@ def _with_copies(tree: Any, copies: dict[int, Any]) -> Any:
 
 def _copy(x: Any) -> Any:
     return x.copy() if isinstance(x, jax.Array) else x
+
+
+def _has_nan(value: Any) -> bool:
+    """Whether a variable holds a NaN; NumPy's arrays may, since data have them in place of what is missing."""
+    try:
+        leaves = [x for x in jax.tree.leaves(value) if isinstance(x, float | jax.Array)]
+        floats = [x for x in leaves if isinstance(x, float) or (_is_float(x) and not x.is_deleted())]
+        return any(bool(jnp.isnan(x).any()) for x in floats)
+    except Exception:  # an object of the script that is no pytree, or an array that this process cannot read
+        return False
 
 
 def _is_float(x: Any) -> bool:
@@ -285,9 +356,10 @@ class WatchedFunction:
 
 @contextmanager
 def watching(watch: Watch) -> Iterator[None]:
-    """Inside the block, what `jax.jit` returns is watched; so are gradients, which a script may take without it."""
+    """Inside the block, what `jax.jit` returns is watched; so are gradients, maps and loops that are not in a `jit`."""
     plain: Any = jax.jit
-    plain_gradients: dict[str, Any] = {name: getattr(jax, name) for name in _GRADIENTS}
+    before = {(jax, name): getattr(jax, name) for name in ("jit", *_TRANSFORMS)}
+    before |= {(jax.lax, name): getattr(jax.lax, name) for name in _LOOPS}
 
     @functools.wraps(plain)
     def jit(*args: Any, **options: Any) -> Any:
@@ -297,23 +369,33 @@ def watching(watch: Watch) -> Iterator[None]:
             return WatchedFunction(made, donates, watch)
         return lambda f: WatchedFunction(made(f), donates, watch)  # jit(static_argnums=...) without a function
 
-    def watched_gradient(take: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(take)
-        def gradient(*args: Any, **options: Any) -> Any:
-            made = take(*args, **options)
+    def watched_transform(transform: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(transform)
+        def transformed(*args: Any, **options: Any) -> Any:
+            made = transform(*args, **options)
             return WatchedFunction(made, False, watch) if callable(made) else made
 
-        return gradient
+        return transformed
 
-    jax.jit = jit
-    for name, take in plain_gradients.items():
-        setattr(jax, name, watched_gradient(take))
+    def watched_loop(run: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(run)
+        def loop(*args: Any, **options: Any) -> Any:
+            bodies = [x for x in args if callable(x)]
+            if not bodies or _jax.current_trace() is not _jax.eval_trace:
+                return run(*args, **options)
+            named = functools.wraps(bodies[-1], updated=())(lambda *given, **options: run(*given, **options))
+            return watch.call(named, False, args, options)
+
+        return loop
+
+    for (module, name), function in before.items():
+        watched = jit if name == "jit" else (watched_loop if module is jax.lax else watched_transform)(function)
+        setattr(module, name, watched)
     try:
         yield
     finally:
-        jax.jit = plain
-        for name, take in plain_gradients.items():
-            setattr(jax, name, take)
+        for (module, name), function in before.items():
+            setattr(module, name, function)
 
 
 def run_script(script: str, args: Sequence[str], *, is_module: bool, watch: Watch) -> BaseException | None:
@@ -325,10 +407,11 @@ def run_script(script: str, args: Sequence[str], *, is_module: bool, watch: Watc
     try:
         with watching(watch):
             if is_module:
-                runpy.run_module(script, run_name="__main__", alter_sys=True)
+                names = runpy.run_module(script, run_name="__main__", alter_sys=True)
             else:
-                runpy.run_path(script, run_name="__main__")
+                names = runpy.run_path(script, run_name="__main__")
             watch.look()
+        watch.nans_at_end = [name for name, value in names.items() if not name.startswith("_") and _has_nan(value)]
     except Stopped:
         return None
     except SystemExit as error:

@@ -5,8 +5,8 @@ element of a result back to the operation that made it what it is, for any `Ques
 """
 
 from sonde.why.places import Place, place_of
-from sonde.why.search import Answer, NotFinite, search
-from sonde.why.walk import Birth, Question, Scene, Step, Walk
+from sonde.why.search import Answer, search
+from sonde.why.walk import Birth, NotFinite, Question, Scene, Step, Walk
 
 __all__ = [
     "Answer",

@@ -70,7 +70,9 @@ def made(birth: Birth, kind: str, labels: dict[int, str]) -> Made:
     value = step.scene.host(step.slot)
     if equation is None:
         label = labels.get(step.slot) if step.scene.outer is None else None
-        text = array_text(value)
+        own_type = getattr(step.scene.level.types[step.slot], "dtype", value.dtype)
+        # A number in the code is a double until it meets an array: it has the type of the program's value.
+        text = array_text(value.astype(own_type) if value.dtype == np.float64 and own_type != value.dtype else value)
         if label is not None:
             at = f"{list(step.index)}" if step.index else ""
             return Made(kind, "argument", (f"{label.removeprefix('argument')}{at}, {text}",), "", NOWHERE, "")

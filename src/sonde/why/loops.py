@@ -21,9 +21,10 @@ from sonde.programs.flat import Level, flatten
 from sonde.programs.loops import Loop, branch_taken, carried_on, loop_of
 from sonde.programs.running import on_host, run_equation
 from sonde.why.reads import Index
-from sonde.why.walk import ENTER, Around, Position, Scene, Walk
+from sonde.why.walk import ENTER, Around, NotFinite, Position, Question, Scene, Walk
 
 _ALL = np.int32(2**31 - 1)
+_ORDERED = ("float64", "float32", "float16", "bfloat16")
 
 
 class _Runs:
@@ -155,9 +156,11 @@ def made_bad_inside(walk: Walk, scene: Scene, number: int) -> Iterator[Position]
     if not numeric:
         return
 
-    def worst(values: Sequence[Any]) -> Any:
-        severities = [jnp.max(question.severity(x, jnp), initial=0) for x in map(jnp.asarray, values) if _is_plain(x)]
-        return jnp.max(jnp.stack([jnp.int32(0), *[jnp.asarray(s, jnp.int32) for s in severities]]))
+    # One number for each value, and one comparison for all equations at once: the program must compile soon.
+    slots = list(dict.fromkeys(slot for equation in numeric for slot in (*equation.outputs, *equation.inputs)))
+    position_of = {slot: i for i, slot in enumerate(slots)}
+    made_by = _padded([[position_of[slot] for slot in equation.outputs] for equation in numeric], len(slots))
+    made_from = _padded([[position_of[slot] for slot in equation.inputs] for equation in numeric], len(slots))
 
     test = None if loop.test is None else _runnable(loop.test[0], walk.callbacks)
     n_test, first_row = len(runs.tested), loop.n_consts + loop.n_carry
@@ -175,14 +178,12 @@ def made_bad_inside(walk: Walk, scene: Scene, number: int) -> Iterator[Position]
             row = [lax.dynamic_index_in_dim(x, position, keepdims=False) for x in rows]
             env = {**body.constants, **dict(enumerate((*consts, *now, *row)))}
             _run_into(env, body, walk.callbacks)
-            made_worse = [
-                worst([env[slot] for slot in equation.outputs]) > worst([env[slot] for slot in equation.inputs])
-                for equation in numeric
-            ]
+            severities = jnp.append(_severities(question, [env[slot] for slot in slots]), 0)  # what pads is fine
+            made_worse = severities[made_by].max(1) > severities[made_from].max(1)
             new = [env[slot] for slot in body.outputs[: loop.n_carry]]
             if test is not None:
                 new = carried_on(test(*tested, *now)[0], new, now)
-            return at + 1, new, jnp.where(jnp.stack(made_worse) & (firsts < 0), at, firsts)
+            return at + 1, new, jnp.where(made_worse & (firsts < 0), at, firsts)
 
         state = jnp.int32(0), list(carry), jnp.full(len(numeric), -1, jnp.int32)
         return [lax.while_loop(going_on, iterate, state)[2]]
@@ -192,6 +193,31 @@ def made_bad_inside(walk: Walk, scene: Scene, number: int) -> Iterator[Position]
         inside = _at_iteration(runs, iteration, 0, ()).scene
         for slot in numeric[which].outputs:
             yield from (Position(inside, slot, index) for index in walk.worst(inside, slot))
+
+
+def _severities(question: Question, values: Sequence[Any]) -> Any:
+    """How bad the worst element of each of some values is."""
+    wide = jnp.zeros(()).dtype
+    worst = []
+    for value in map(jnp.asarray, values):
+        if not _is_plain(value) or not jnp.issubdtype(value.dtype, jnp.inexact) or not value.size:
+            worst.append(jnp.zeros((), wide))
+        elif isinstance(question, NotFinite) and value.dtype.name in _ORDERED:
+            # The largest absolute value is NaN if any element is: one operation instead of several.
+            worst.append(lax.reduce_max(lax.abs(value), tuple(range(value.ndim))).astype(wide))
+        else:
+            most = jnp.max(question.severity(value, jnp))
+            stands_for = jnp.array([0, np.inf, np.nan], wide)[most] if isinstance(question, NotFinite) else most
+            worst.append(stands_for.astype(wide))
+    stacked = jnp.stack(worst)
+    severities = question.severity(stacked, jnp) if isinstance(question, NotFinite) else stacked
+    return jnp.asarray(severities, jnp.int32)
+
+
+def _padded(rows: Sequence[Sequence[int]], filler: int) -> np.ndarray:
+    """Lists of whole numbers as one array."""
+    width = max(1, *map(len, rows))
+    return np.array([[*row, *[filler] * (width - len(row))] for row in rows], np.int32)
 
 
 def _is_plain(value: Any) -> bool:

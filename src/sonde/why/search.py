@@ -23,7 +23,7 @@ from sonde.why import loops, shards  # noqa: F401 (each registers how to enter e
 from sonde.why.calls import scene_of_call
 from sonde.why.reads import Index, elements_read
 from sonde.why.tape import Tape, Taped, run_taped
-from sonde.why.walk import FINE_AGAIN, Birth, Position, Question, Scene, Walk
+from sonde.why.walk import FINE_AGAIN, Birth, NotFinite, Position, Question, Scene, Walk
 
 _MOST_ELEMENTS = 4
 _MOST_WALKS = 32
@@ -31,18 +31,9 @@ _MOST_COMPARED = 256
 _LOGIC = ("and", "or", "not", "reduce_and", "reduce_or", "broadcast_in_dim", "reshape", "convert_element_type")
 _REPLACED = "the program tests this value and puts an Inf in its place"
 _IN_LOOP = "the value is inside a loop that the check depends on; the loop may discard it"
+UNRELATED = "the program raised in Python, which does not tell whether this value is the reason"
 # Exceptions that are never about numbers.
-_NOT_ABOUT_NUMBERS = (TypeError, AttributeError, LookupError, NameError, ImportError, OSError, SondeError, SyntaxError)
-
-
-class NotFinite:
-    """Is a number finite? NaN is worse than Inf, because it may come from Inf."""
-
-    def severity(self, values: Any, xp: Any) -> Any:
-        """2 for NaN, 1 for Inf, 0 for other numbers."""
-        if not jax.numpy.issubdtype(values.dtype, np.inexact):
-            return xp.zeros(values.shape, np.int32)
-        return xp.where(xp.isnan(values), 2, xp.where(xp.isinf(values), 1, 0))
+NOT_ABOUT_NUMBERS = (TypeError, AttributeError, LookupError, NameError, ImportError, OSError, SondeError, SyntaxError)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -110,27 +101,30 @@ def explain(
     taped: Taped, args: Any, kwargs: Any, labels: dict[int, Any], question: Question, discarded: bool = False
 ) -> Answer | None:
     """Explains what a function that was taped has returned, changed or raised."""
-    answer = _explain(taped, args, kwargs, labels, question, discarded, run_plain)
+    walk = Walk(question, Callbacks(taped.tape.written))
+    answer = _explain(taped, args, kwargs, labels, walk, discarded, run_plain)
     if answer is None and taped.error is None:
         return None
-    if answer is None or answer.doubt == FINE_AGAIN:
-        answer = _explain(taped, args, kwargs, labels, question, discarded, run_optimized) or answer
+    # Where the program raises again, it is the same program; else rounding has changed its course.
+    is_repeated = taped.tape.raised is None or bool(walk.callbacks.raised)
+    if (answer is None and not is_repeated) or (answer is not None and answer.doubt == FINE_AGAIN):
+        walk = Walk(question, Callbacks(taped.tape.written))
+        answer = _explain(taped, args, kwargs, labels, walk, discarded, run_optimized) or answer
     if answer is None and taped.error is not None:
         raise taped.error
     return answer
 
 
 def _explain(
-    taped: Taped, args: Any, kwargs: Any, labels: dict[int, Any], question: Question, discarded: bool, run: Run
+    taped: Taped, args: Any, kwargs: Any, labels: dict[int, Any], walk: Walk, discarded: bool, run: Run
 ) -> Answer | None:
     """One attempt; None if there is nothing to explain, or nothing explains what the program raised."""
     tape = taped.tape
     kept = _kept(tape, {id(x) for x in jax.tree.leaves((taped.result, args, kwargs))})
-    walk = Walk(question, Callbacks(tape.written))
     scene = Scene(tape.level, TapeValues(tape.level, tape.arrays, walk.callbacks), run=run)
-    names = {slot: labels[id(x)][0] for slot, x in enumerate(tape.arrays) if id(x) in labels}
+    names = {slot: name for slot, x in enumerate(tape.arrays) if (name := _label_of(x, labels)) is not None}
     if taped.error is not None:
-        answer = None if isinstance(taped.error, _NOT_ABOUT_NUMBERS) else _why_raised(walk, scene, taped)
+        answer = None if isinstance(taped.error, NOT_ABOUT_NUMBERS) else _why_raised(walk, scene, taped)
         return None if answer is None else dataclasses.replace(answer, labels=names)
     bad = [
         (name, slot)
@@ -152,7 +146,7 @@ def _explain(
     if not births:
         return None
     birth, turns = min(map(root_of, births), key=lambda found: when(found[0]))
-    replaced = _before_replacement(walk, birth) if isinstance(question, NotFinite) else None
+    replaced = _before_replacement(walk, birth) if isinstance(walk.question, NotFinite) else None
     if replaced is not None:
         root, earlier = root_of(replaced)
         return Answer(root, earlier, tuple(name for name, _ in bad), names, doubt=_REPLACED)
@@ -284,6 +278,23 @@ def _leaves(tree: Any, name: str) -> Iterator[tuple[int, tuple[str, Any]]]:
             yield id(leaf), (f"{name}{jax.tree_util.keystr(path)}", leaf)
 
 
+def _label_of(value: Any, labels: dict[int, Any]) -> str | None:
+    """What an array of the tape is called, if it is one of the labelled ones.
+
+    JAX hands on copies of NumPy's arrays, which may have another type: such an array is known by its numbers.
+    """
+    if id(value) in labels:
+        return labels[id(value)][0]
+    if not isinstance(value, np.ndarray):
+        return None
+    with np.errstate(all="ignore"):
+        for name, leaf in labels.values():
+            is_alike = isinstance(leaf, np.ndarray) and leaf.shape == value.shape
+            if is_alike and np.array_equal(leaf.astype(value.dtype), value, equal_nan=value.dtype.kind in "fc"):
+                return name
+    return None
+
+
 def _updated(arguments: Any, before: dict[int, Any]) -> Iterator[tuple[int, tuple[str, Any]]]:
     """The arrays that the function has put into objects among its arguments."""
     for key, named in _leaves(arguments, "updated argument"):
@@ -361,8 +372,7 @@ def _why_raised(walk: Walk, scene: Scene, taped: Taped) -> Answer | None:
     for slot in last:
         birth = _nearest(walk, scene, [slot])
         if birth is not None and birth.step.equation is not None:
-            doubt = "the program raised in Python, which does not tell whether this value is the reason"
-            return Answer(*root_of(birth), error=taped.error, doubt=doubt)
+            return Answer(*root_of(birth), error=taped.error, doubt=UNRELATED)
     return None
 
 

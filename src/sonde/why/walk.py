@@ -14,6 +14,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import jax
 import numpy as np
 
 from sonde import _jax
@@ -41,6 +42,16 @@ class Question(Protocol):
             xp: The module for arithmetic on it, `numpy` or `jax.numpy`.
         """
         ...
+
+
+class NotFinite:
+    """Is a number finite? NaN is worse than Inf, because it may come from Inf."""
+
+    def severity(self, values: Any, xp: Any) -> Any:
+        """2 for NaN, 1 for Inf, 0 for other numbers."""
+        if not jax.numpy.issubdtype(values.dtype, np.inexact):
+            return xp.zeros(values.shape, np.int32)
+        return xp.where(xp.isnan(values), 2, xp.where(xp.isinf(values), 1, 0))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,10 +7,11 @@ and masks, sentinels and what a `where` discards are never met. If there are sit
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec
 
 from sonde._array_text import short_place
@@ -22,6 +23,7 @@ from sonde.why.walk import Birth
 
 P = ParamSpec("P")
 
+_MOST_CALLS = 4  # in a row inside packages, before some are left out
 _MOST_ERROR_LINES = 5
 _PACKAGES = os.sep + "site-packages" + os.sep
 _KINDS = {1: "Inf", 2: "NaN"}
@@ -70,7 +72,8 @@ class NonFinite:
         element: The operation with the numbers that made one element, as in `0 / 0`; empty if they are too many.
         function: The function it is made in.
         variable: The variable that its line assigns to.
-        causes: The Infs that went in and were not computed, such as the -Inf of a mask, nearest first.
+        causes: The Infs that went in and were not computed, such as the -Inf of a mask, nearest first. For a constant
+            that a `where` chose: the comparison that chose it.
         reached: The lines on the way from there to the result, with the operation where an Inf became a NaN.
         results: Which results, gradients and updated arguments are not finite.
         shard: Inside a `shard_map`, the position on each axis of the mesh.
@@ -130,7 +133,7 @@ class NonFinite:
         for r in self.before:
             place = f"{r.path}{' (gradient)' if r.gradient else ''}[{r.call}]{list(r.iteration) if r.iteration else ''}"
             lines.append(f"  {place}: {r.low:.6g} to {r.high:.6g}")
-        lines += [f"  called at {short_place(line)}" for line in self.chain[1:]]
+        lines += [f"  {line}" for line in called_at(self.chain[1:])]
         if self.doubt:
             lines.append(f"  not certain: {self.doubt}")
         if self.error is not None:
@@ -161,6 +164,18 @@ class NonFinite:
         from sonde.core import in_notebook
 
         return in_notebook(self)
+
+
+def called_at(chain: Sequence[str]) -> list[str]:
+    """The calls of a chain in words. Of many in a row inside packages, the first and the last are shown."""
+    lines: list[str] = []
+    for is_package, calls in itertools.groupby(chain, lambda line: _PACKAGES in line):
+        shown = [f"called at {short_place(call)}" for call in calls]
+        if is_package and len(shown) > _MOST_CALLS:
+            names = dict.fromkeys(line.removeprefix("called at ").partition("/")[0] for line in shown[1:-1])
+            shown = [shown[0], f"... {len(shown) - 2} more calls in {', '.join(names)}", shown[-1]]
+        lines += shown
+    return lines
 
 
 def _error_text(error: Exception) -> str:
@@ -247,7 +262,7 @@ def in_words(answer: Answer, context: int) -> NonFinite:
         made.element,
         made.place.function,
         made.place.variable,
-        tuple(str(explain.made(c, _KINDS[c.step.severity], answer.labels)) for c in _all_causes(birth)),
+        tuple(dict.fromkeys(_causes_in_words(answer))),
         explain.reached(birth, answer.turns, _KINDS, answer.labels),
         answer.results,
         explain.shard_of(scene),
@@ -257,6 +272,12 @@ def in_words(answer: Answer, context: int) -> NonFinite:
         answer.doubt or birth.doubt,
         answer.discarded,
     )
+
+
+def _causes_in_words(answer: Answer) -> list[str]:
+    causes = [str(explain.made(c, _KINDS[c.step.severity], answer.labels)) for c in _all_causes(answer.birth)]
+    choice = explain.choice_of(answer.birth)  # of a constant, such as the -Inf of a density outside of its support
+    return [choice, *causes] if choice else causes
 
 
 def _all_causes(birth: Birth) -> list[Birth]:

@@ -17,6 +17,7 @@ import numpy as np
 from sonde import _jax
 from sonde._array_text import short_place
 from sonde.core import check_callable, inside_request, two_steps, wrapped_like
+from sonde.tools.numerics.nonfinite import called_at
 from sonde.why import explain
 from sonde.why.naming import iteration_of, site_of
 from sonde.why.search import search
@@ -81,7 +82,7 @@ class TracedBack:
             lines.append(f"  at {'the gradient at ' if self.gradient else ''}{self.path!r}")
         lines.append(f"  seen at the end: {', '.join(self.results)}")
         lines += [f"  then {line}" for line in self.reached]
-        lines += [f"  called at {short_place(line)}" for line in self.chain[1:]]
+        lines += [f"  {line}" for line in called_at(self.chain[1:])]
         if self.doubt:
             lines.append(f"  not certain: {self.doubt}")
         return "\n".join(lines)
