@@ -9,6 +9,7 @@ from typing import IO, Any
 
 import numpy as np
 
+_MOST_EXPANDED, _MOST_COMPRESSION = 1 << 28, 100  # what compressed arrays may become: bytes, and times the file
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
@@ -20,6 +21,9 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     """
     try:
         with zipfile.ZipFile(path) as archive:
+            expanded, size = sum(member.file_size for member in archive.infolist()), path.stat().st_size
+            if expanded > max(_MOST_EXPANDED, _MOST_COMPRESSION * size):
+                raise ValueError(f"its {size} bytes would become {expanded}")
             for member in archive.infolist():
                 if member.compress_type == zipfile.ZIP_STORED and member.file_size > path.stat().st_size:
                     raise ValueError(f"{member.filename} is longer than the file that it is in")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import resource
 import struct
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tests.models.cases import CASES, oracle, write_checkpoint
 from tests.models.gguf_files import ARCHITECTURES, write_gguf
 from tests.untrusted import flipped, groups, mutated, quickly
@@ -19,6 +21,7 @@ from sonde import models
 from sonde.errors import ModelFileError
 from sonde.models.architectures import read_config
 from sonde.models.files import gguf as gguf_files
+from sonde.models.files.chat_template import render
 from sonde.models.files.safetensors import read_file, read_folder
 from sonde.models.tokens import Tokenizer
 
@@ -208,6 +211,114 @@ def test_bad_merges_of_a_gguf_file(tmp_path, merges, said):
     for name, odd in (("merges", [1]), ("tokens", [1]), ("token_type", [1]), ("scores", "x"), ("eos_token_id", "a")):
         with pytest.raises(ModelFileError, match=f"tokenizer.ggml.{name}"):
             tokenizer_of({**fields, "tokenizer.ggml.merges": [], f"tokenizer.ggml.{name}": odd})
+
+
+def packed(text: str) -> bytes:
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+def gguf(file: Path, fields: dict[str, bytes], tensors: dict[str, tuple[tuple[int, ...], int]] | None = None) -> Path:
+    """A small file of gemma3 with some more metadata (kind and contents) and tensors (shape and offset)."""
+    sizes = {"embedding_length": 4, "block_count": 1, "attention.head_count": 1, "feed_forward_length": 8}
+    entries = {"general.architecture": struct.pack("<I", 8) + packed("gemma3")}
+    entries |= {f"gemma3.{name}": struct.pack("<II", 4, size) for name, size in sizes.items()} | fields
+    entries |= {"gemma3.context_length": struct.pack("<II", 4, 16)}
+    arrays = {"token_embd.weight": ((4, 8), 0)} | (tensors or {})
+    data = b"GGUF" + struct.pack("<IQQ", 3, len(arrays), len(entries))
+    data += b"".join(packed(name) + contents for name, contents in entries.items())
+    for name, (shape, at) in arrays.items():
+        data += packed(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 0, at)
+    file.write_bytes(data + b"\0" * (-len(data) % 32) + bytes(1 << 20))
+    return file
+
+
+def array(kind: int, count: int, contents: bytes) -> bytes:
+    return struct.pack("<IIQ", 9, kind, count) + contents
+
+
+LARGE = {
+    "layers": ({"gemma3.block_count": struct.pack("<II", 4, 2**31),
+                "gemma3.attention.sliding_window_pattern": struct.pack("<II", 4, 6)}, {}, "'num_hidden_layers'"),
+    "numbers": ({"x": array(0, 1 << 22, bytes(1 << 22))}, {}, "has metadata of 4194304 elements"),
+    "lists": ({"x": array(9, 1 << 22, bytes(12 << 22))}, {}, "has metadata of 4194304 elements"),
+    "text": ({"x": struct.pack("<IQ", 8, 1 << 25) + bytes(1 << 25)}, {}, "has a text of 33554432 bytes"),
+    "factors": ({}, {"rope_freqs.weight": ((1 << 17,), 128)}, "not a factor for each frequency"),
+    "empty": ({}, {"x": ((2**62, 2**62, 0), 128)}, "with the shape .*, which no array has"),
+    "token": ({"tokenizer.ggml.model": struct.pack("<I", 8) + packed("llama"),
+               "tokenizer.ggml.scores": array(6, 1, bytes(4)),
+               "tokenizer.ggml.tokens": array(8, 1, packed("a" * 20_000))}, {}, "tokens that are too long"),
+    "unknown": ({"tokenizer.ggml.model": struct.pack("<I", 8) + packed("llama"),
+                 "tokenizer.ggml.scores": array(6, 1, bytes(4)), "tokenizer.ggml.tokens": array(8, 1, packed("a")),
+                 "tokenizer.ggml.unknown_token_id": struct.pack("<Ii", 5, -1)}, {}, "unknown_token_id is -1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LARGE)
+def test_a_gguf_file_that_asks_for_more_than_a_model_needs(tmp_path, case):
+    fields, tensors, said = LARGE[case]
+    assert gguf_files.read_file(gguf(tmp_path / "plain.gguf", {}))[0]["num_hidden_layers"] == 1
+    file, start = gguf(tmp_path / "large.gguf", fields, tensors), time.monotonic()
+    with pytest.raises(ModelFileError, match=said):
+        gguf_files.read_file(file)
+    quickly(start)
+
+
+def test_headers_that_no_file_has(tmp_path):
+    file = tmp_path / "model.safetensors"
+    for header, said in (
+        ('{"a": {"dtype": "F32", "shape": [0, 4611686018427387904], "data_offsets": [0, 0]}}', "not a list of sizes"),
+        ('{"a": [' + "0," * 2_000_000 + "0]}", "more than 1048576 entries"),
+    ):
+        file.write_bytes(len(header).to_bytes(8, "little") + header.encode())
+        with pytest.raises(ModelFileError, match=said):
+            read_file(file)
+    names = {f"t{i}": f"{i}.safetensors" for i in range(10_001)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    with pytest.raises(ModelFileError, match="names 10001 files"):
+        read_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.gguf"])
+def test_a_pipe_is_not_a_file(folders, tmp_path, name):
+    """It would never answer."""
+    (tmp_path / "config.json").write_bytes((folders["llama"] / "config.json").read_bytes())
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ModelFileError, match="is not a file"):
+        models.load(tmp_path / name if name.endswith("gguf") else tmp_path)
+
+
+TEMPLATES = [
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{% macro f(n) %}{% if n > 0 %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "{% set x = 'aaaaaaaaaaaaaaaa' %}" + "{% set x = x ~ x %}" * 36,
+    "{% for i in range(99999) %}{{ 'a' * 9999 }}{% endfor %}",
+    "{{ 'a' * 10 ** 10 }}", "{{ 9 ** 10000000 }}", "{{ [0] * 10 ** 10 }}", "{{ 'a' | center(10 ** 10) }}",
+    "{{ 'a'.ljust(10 ** 10) }}", "{{ '{:>9999999999}'.format('a') }}", "{{ '%9999999999d' % 1 }}",
+    "{{ '%9999999999d' | format(1) }}", "{{ range(99999) | join('x' * 99999) }}", "{{ ''.join([1] * 10 ** 7) }}",
+    "{{ ('a' * 9999).replace('a', 'b' * 9999) }}", "{{ ('a' * 9999) | replace('a', 'b' * 9999) }}", "a" * (1 << 19),
+    "{{ '' | tojson(indent=10 ** 10) }}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_templates_that_would_not_end_or_fit_into_memory(template):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ModelFileError, match="the chat template|its chat template"):
+        render(template, {})
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_000_000
+
+
+def test_what_is_bounded_leaves_templates_as_they_are():
+    template = (
+        "{% macro turn(m) %}<{{ m.role }}>{{ m.content | trim }}{% endmacro %}\n"
+        "{% for m in messages if m.role != 'tool' %}\n    {{ turn(m) }}{% if not loop.last %}, {% endif %}\n"
+        "{% endfor %}\n{% set tail %}end{% endset %}"
+        "{{ tail ~ '%s' % 3 ~ '-' * 3 ~ '{:>4}'.format(7) ~ 12345678 | abs }}"
+    )
+    messages = [{"role": role, "content": " hi "} for role in ("user", "tool", "model")]
+    sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    assert render(template, {"messages": messages}) == sandbox.from_string(template).render(messages=messages)
 
 
 TOKENIZER = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 
 from sonde import _extras
 from sonde.errors import ModelFileError
+from sonde.models.files.chat_template import render
 from sonde.models.files.untrusted import read_json, reading
 
 Message = Mapping[str, Any]
@@ -91,7 +91,8 @@ class Tokenizer:
             text: the text.
             special: whether to add the tokens that the model expects around a text.
         """
-        return self.inner.encode(text, add_special_tokens=special).ids
+        with reading("the tokenizer"):
+            return self.inner.encode(text, add_special_tokens=special).ids
 
     def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
         """The text of some tokens.
@@ -100,11 +101,13 @@ class Tokenizer:
             tokens: the tokens.
             special: whether special tokens are shown.
         """
-        return self.inner.decode([int(token) for token in tokens], skip_special_tokens=not special)
+        numbers = [int(token) for token in tokens]
+        with reading("the tokenizer"):
+            return self.inner.decode(numbers, skip_special_tokens=not special)
 
     def pieces(self, tokens: Iterable[int]) -> list[str]:
         """Every token as a separate text, for labels of pictures."""
-        return [self.inner.decode([int(token)], skip_special_tokens=False) for token in tokens]
+        return [self.decode([token], special=True) for token in tokens]
 
     def batch(self, texts: Sequence[str], *, special: bool = True, longest: int | None = None) -> Batch:
         """Several texts, with padding after the shorter ones.
@@ -164,7 +167,7 @@ class Tokenizer:
             messages = [{"role": "user", "content": messages}]
         known = {**self.special, "messages": messages, "add_generation_prompt": reply, "tools": None, "documents": None}
         with reading("the tokenizer", "its chat template"):
-            return _template(template).render(known | values)
+            return render(template, known | values)
 
 
 def pad(rows: Sequence[Sequence[int]], fill: int, *, left: bool = False, length: int | None = None) -> Batch:
@@ -200,20 +203,3 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _text(token: Any) -> str:
     return token["content"] if isinstance(token, Mapping) else str(token)
-
-
-def _template(text: str) -> Any:
-    sandbox = _extras.load("jinja2.sandbox", extra="models", purpose="A chat template")
-
-    def refuse(message: str) -> None:
-        raise ModelFileError(f"the chat template refuses these messages: {message}")
-
-    def as_json(value: Any, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=options.get("indent"))
-
-    extensions = ["jinja2.ext.loopcontrols"]
-    environment = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    environment.filters["tojson"] = as_json
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    return environment.from_string(text)

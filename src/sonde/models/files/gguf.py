@@ -24,7 +24,7 @@ from sonde.models.files.gguf_names import changes_of, names_of, parts_of
 from sonde.models.files.gguf_tokens import tokenizer_of
 from sonde.models.files.safetensors import give_back
 from sonde.models.files.tensors import Tensor, Tensors
-from sonde.models.files.untrusted import checked_config, reading
+from sonde.models.files.untrusted import checked_config, is_size, opened, reading
 from sonde.models.tokens import Tokenizer
 
 # The numbers that metadata is made of, by their code in the file.
@@ -39,6 +39,8 @@ _PLAIN = {
 }
 _MOST_ENTRIES = 1 << 16
 _MOST_AXES = 8
+_MOST_ELEMENTS = 1 << 21  # of all arrays together; a vocabulary of 262,144 tokens takes less than a million
+_LONGEST_TEXT = 1 << 24
 _DEEPEST = 4  # arrays in arrays
 _LARGEST_ALIGNMENT = 1 << 20
 _AT_A_TIME = 1 << 18  # bytes that are dequantized at a time, so that they and their numbers fit in the CPU's cache
@@ -50,7 +52,7 @@ def read_file(path: Path) -> tuple[dict[str, Any], Tensors, Tokenizer | None]:
     Raises:
         ModelFileError: the file is not a GGUF file, was truncated, or its architecture is not supported.
     """
-    with path.open("rb") as file:
+    with opened(path) as file:
         if file.read(4) != b"GGUF":
             raise ModelFileError(f"{path} is not a GGUF file.")
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -100,6 +102,7 @@ class _Reader:
 
     def __init__(self, mapped: mmap.mmap, path: Path) -> None:
         self._mapped, self._path = mapped, path
+        self._elements = 0
         self.at = 4
 
     def _take(self, size: int) -> int:
@@ -114,6 +117,8 @@ class _Reader:
 
     def string(self) -> str:
         size = self.numbers("Q")[0]
+        if size > _LONGEST_TEXT:
+            raise ModelFileError(f"{self._path} has a text of {size} bytes; at most {_LONGEST_TEXT} are read.")
         start = self._take(size)
         return self._mapped[start : start + size].decode("utf-8", "replace")
 
@@ -135,8 +140,9 @@ class _Reader:
             return self.string()
         if kind == _ARRAY:
             inner, count = self.numbers("IQ")
-            if count > len(self._mapped) - self.at or depth > _DEEPEST:  # an element has at least one byte
-                raise ModelFileError(f"{self._path} has an array of {count} elements, for which it is too short.")
+            self._elements += count
+            if self._elements > _MOST_ELEMENTS or depth > _DEEPEST:  # one takes far more memory than its bytes
+                raise ModelFileError(f"{self._path} has metadata of {self._elements} elements, which is too much.")
             if inner in _NUMBERS:
                 return list(self.numbers(f"{count}{_NUMBERS[inner]}"))
             if inner == _STRING:
@@ -152,6 +158,8 @@ class _Reader:
         if not 1 <= n_axes <= _MOST_AXES:
             raise ModelFileError(f"{self._path} has {name} with {n_axes} axes.")
         sizes = self.numbers(f"{n_axes}Q")
+        if not is_size(sizes):
+            raise ModelFileError(f"{self._path} has {name} with the shape {sizes}, which no array has.")
         kind, at = self.numbers("IQ")
         return name, tuple(reversed(sizes)), kind, at
 

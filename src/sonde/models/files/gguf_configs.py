@@ -8,6 +8,7 @@ from typing import Any
 
 from sonde.errors import ModelFileError
 from sonde.models.files.tensors import Tensors
+from sonde.models.files.untrusted import checked_config
 
 Fields = dict[str, Any]
 
@@ -78,6 +79,7 @@ _STRETCHED = {
     "beta_fast": "yarn_beta_fast",
     "beta_slow": "yarn_beta_slow",
 }
+_MOST_FACTORS = 1 << 16
 _POOLINGS = {1: "mean", 2: "first"}
 
 
@@ -101,6 +103,9 @@ def config_of(fields: Fields, tensors: Tensors, where: str) -> dict[str, Any]:
     for ours, theirs in form.keys.items():
         if f"{architecture}.{theirs}" in fields:
             raw[ours] = fields[f"{architecture}.{theirs}"]
+    if not raw.get("sliding_window"):
+        raw["sliding_window"] = None  # zero positions mean no window
+    raw = checked_config(raw)
     if "token_embd.weight" not in tensors:
         raise ModelFileError(f"{where} has no tensor token_embd.weight.")
     raw["vocab_size"] = tensors["token_embd.weight"].shape[0]
@@ -111,8 +116,6 @@ def config_of(fields: Fields, tensors: Tensors, where: str) -> dict[str, Any]:
     turned = fields.get(f"{architecture}.rope.dimension_count")
     if form.turned and turned:
         raw[form.turned] = turned / (raw["hidden_size"] // raw["num_attention_heads"])
-    if not raw.get("sliding_window"):
-        raw["sliding_window"] = None  # zero positions mean no window
     return raw | _of_architecture(architecture, raw, fields, tensors) | _scaling(fields, tensors, architecture)
 
 
@@ -157,19 +160,26 @@ def _query_scalar(raw: dict[str, Any], architecture: str) -> float:
     return raw.get("head_dim", 256)
 
 
+def _factors(tensors: Tensors, name: str) -> list[float]:
+    """One for each frequency."""
+    if tensors[name].shape[0] > _MOST_FACTORS or len(tensors[name].shape) != 1:
+        raise ModelFileError(f"{name} has the shape {tensors[name].shape}, not a factor for each frequency.")
+    return tensors[name].read().tolist()
+
+
 def _scaling(fields: Fields, tensors: Tensors, architecture: str) -> dict[str, Any]:
     """How rotary embeddings are stretched."""
     original = fields.get(f"{architecture}.rope.scaling.original_context_length")
     if "rope_factors_long.weight" in tensors:
         scaling = {
             "type": "longrope",
-            "short_factor": tensors["rope_factors_short.weight"].read().tolist(),
-            "long_factor": tensors["rope_factors_long.weight"].read().tolist(),
+            "short_factor": _factors(tensors, "rope_factors_short.weight"),
+            "long_factor": _factors(tensors, "rope_factors_long.weight"),
         }
         return {"rope_scaling": scaling, "original_max_position_embeddings": original}
     if "rope_freqs.weight" in tensors:
         # Llama 3's scaling, as a divisor per frequency.
-        factors = tensors["rope_freqs.weight"].read().tolist()
+        factors = _factors(tensors, "rope_freqs.weight")
         scaling = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
         return {"rope_scaling": scaling | {"factor": 1.0}}
     kind = fields.get(f"{architecture}.rope.scaling.type", "none")

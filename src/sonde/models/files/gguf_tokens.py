@@ -55,6 +55,7 @@ def tokenizer_of(fields: dict[str, Any]) -> Tokenizer | None:
     return Tokenizer(inner, config)
 
 
+_MOST_PARTS = 1 << 27  # characters of all pairs that tokens may be merged from; real vocabularies have some millions
 _LISTS = {"tokens": str, "merges": str, "scores": float, "token_type": int}
 
 
@@ -71,6 +72,11 @@ def _check(fields: dict[str, Any]) -> None:
     for at, value in fields.items():
         if at.startswith("tokenizer.ggml.") and at.endswith("_token_id") and type(value) is not int:
             raise ModelFileError(f"{at} is {value!r}, which is not a token.")
+    if sum(len(token) ** 2 for token in tokens) > _MOST_PARTS:
+        raise ModelFileError("tokenizer.ggml.tokens has tokens that are too long.")
+    unknown = fields.get("tokenizer.ggml.unknown_token_id", 0)
+    if not 0 <= unknown < max(len(tokens), 1):
+        raise ModelFileError(f"tokenizer.ggml.unknown_token_id is {unknown}, but there are {len(tokens)} tokens.")
     template = fields.get("tokenizer.chat_template", "")
     if not isinstance(template, str):
         raise ModelFileError(f"tokenizer.chat_template is not a text, but a {type(template).__name__}.")
@@ -91,7 +97,7 @@ def _config(fields: dict[str, Any], tokens: list[str]) -> dict[str, Any]:
     ):
         numbers = (fields.get(f"tokenizer.ggml.{one}_token_id") for one in theirs)
         number = next((one for one in numbers if one is not None), None)
-        if number is not None and number < len(tokens):
+        if number is not None and 0 <= number < len(tokens):
             found[f"{name}_token"] = tokens[number]
     if "tokenizer.chat_template" in fields:
         found["chat_template"] = fields["tokenizer.chat_template"]

@@ -21,7 +21,7 @@ from sonde._array_text import indexed
 from sonde._atomic_files import replaced_file
 from sonde.errors import ModelFileError
 from sonde.models.files.tensors import Tensor, Tensors
-from sonde.models.files.untrusted import inside, parse_object, read_json
+from sonde.models.files.untrusted import inside, is_size, opened, parse_object, read_json
 
 DTYPES: dict[str, np.dtype] = {
     "BOOL": np.dtype(np.bool_),
@@ -43,6 +43,7 @@ DTYPES: dict[str, np.dtype] = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _LARGEST_HEADER = 100_000_000
 _MOST_AXES = 32
+_MOST_FILES = 10_000
 _INDEX = "model.safetensors.index.json"
 
 
@@ -58,6 +59,8 @@ def read_folder(folder: Path) -> Tensors:
         if not isinstance(weights, dict):
             raise ModelFileError(f"{index} has no object weight_map.")
         names = sorted({str(name) for name in weights.values()})
+        if len(names) > _MOST_FILES:
+            raise ModelFileError(f"{index} names {len(names)} files; at most {_MOST_FILES} are read.")
         paths = {name: inside(folder, name, index) for name in names}
         missing = [name for name in names if not paths[name].is_file()]
         if missing:
@@ -95,8 +98,8 @@ def read_file(path: Path) -> Tensors:
     Raises:
         ModelFileError: the file is not a safetensors file, was truncated, or has an unknown dtype.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
+    with opened(path) as file:
+        size = path.stat().st_size
         start = int.from_bytes(file.read(8), "little")
         if size < 8 or not 2 <= start <= _LARGEST_HEADER:
             raise ModelFileError(f"{path} is not a safetensors file.")
@@ -129,7 +132,7 @@ def _entry(name: str, told: Any, path: Path) -> _Entry:
     dtype, shape, offsets = (told.get(field) for field in ("dtype", "shape", "data_offsets"))
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ModelFileError(f"{path} has {name} in the dtype {dtype}, which is unknown.")
-    if not _are_counts(shape) or len(shape) > _MOST_AXES:
+    if not _are_counts(shape) or len(shape) > _MOST_AXES or not is_size(shape):
         raise ModelFileError(f"{path} has {name} with the shape {shape!r}, which is not a list of sizes.")
     if not _are_counts(offsets) or len(offsets) != 2:
         raise ModelFileError(f"{path} has {name} at the data_offsets {offsets!r}, which are not two numbers of bytes.")

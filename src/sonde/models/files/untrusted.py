@@ -10,13 +10,15 @@ import contextlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from sonde.errors import ModelFileError
 
-LARGEST_JSON = 1 << 27  # bytes; a tokenizer's vocabulary takes some ten million
+LARGEST_JSON = 1 << 27  # bytes
+_MOST_ENTRIES = 1 << 20  # of JSON; an index has one for each tensor
+_LARGEST_ARRAY = 1 << 50  # elements
 
 
 @contextlib.contextmanager
@@ -44,24 +46,43 @@ def _refuse(where: str | Path, what: str, error: BaseException) -> NoReturn:
     raise ModelFileError(f"{where}: {what} cannot be read ({type(error).__name__}: {said[0][:200]}).") from error
 
 
+def opened(path: Path) -> BinaryIO:
+    """A file, opened for reading.
+
+    Raises:
+        ModelFileError: it is something else than a file, such as a pipe, which may never answer.
+    """
+    if path.exists() and not path.is_file():
+        raise ModelFileError(f"{path} is not a file.")
+    return path.open("rb")
+
+
+def is_size(shape: Sequence[int]) -> bool:
+    """Whether an array may have this shape, also if it has no elements."""
+    return math.prod(max(size, 1) for size in shape) <= _LARGEST_ARRAY
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
         ModelFileError: it is too large, not JSON, or not an object.
     """
-    size = path.stat().st_size
-    if size > LARGEST_JSON:
-        raise ModelFileError(f"{path} has {size} bytes; at most {LARGEST_JSON} are read.")
-    return parse_object(path.read_bytes(), path)
+    with opened(path) as file:
+        data = file.read(LARGEST_JSON + 1)
+    if len(data) > LARGEST_JSON:
+        raise ModelFileError(f"{path} has {path.stat().st_size} bytes; at most {LARGEST_JSON} are read.")
+    return parse_object(data, path)
 
 
 def parse_object(data: bytes, where: str | Path) -> dict[str, Any]:
     """The object that JSON describes; an entry that is there twice is an error.
 
     Raises:
-        ModelFileError: it is not JSON, or not an object.
+        ModelFileError: it is not JSON, not an object, or has too many entries.
     """
+    if data.count(b",") > _MOST_ENTRIES:  # an entry takes far more memory than its text
+        raise ModelFileError(f"{where} has more than {_MOST_ENTRIES} entries.")
     try:
         value = json.loads(data, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
