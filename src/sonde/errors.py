@@ -118,7 +118,7 @@ class SiteNameError(SondeError, TypeError, ValueError):
 class StoreError(SondeError):
     """A store of activations cannot be written or read, or was started by a different call. Says what differs."""
 
-    todo = "write to another folder, or repeat the call that the store was started with; `sonde store check` reads it."
+    todo = "name the folder of a store, or a new one to write to; a store is continued by the call that started it."
 
 
 class LinenError(SondeError):

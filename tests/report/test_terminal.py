@@ -32,4 +32,4 @@ def test_layers_are_folded_and_names_are_whole() -> None:
         "blocks/{0..29}/out",
         "logits",
     ]
-    assert "1.01 to 2.4 " in table[0] and "..." not in shown.getvalue().replace("{0..29}", "")
+    assert "1.01 to 2.4 " in lines[lines.index(table[0]) + 1] and "..." not in shown.getvalue().replace("{0..29}", "")

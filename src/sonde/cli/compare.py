@@ -137,7 +137,9 @@ def show_comparison(
 ) -> None:
     """Shows a comparison, writes what was asked for, and ends the command."""
     if not found.drifts and not asked.inside:
-        options_of_both = " ".join(f"--inside {name}" for name in dict.fromkeys((first, second)) if ":" in name)
+        options_of_both = " ".join(
+            f"--inside {where}" for where in dict.fromkeys(name.rpartition(":")[0] for name in (first, second)) if where
+        )
         hint(f"No values inside were compared: look into the programs as they are, such as with {options_of_both}.")
     if asked.save_matches:
         found.save_matches(asked.save_matches)

@@ -21,7 +21,19 @@ Exit codes:
 """
 
 
-@click.command("mcp", epilog=EXITS)
+HELP = """Serve sites, report, summarize, nonfinite, trace_back, compare, run and explain to a coding agent.
+
+Speaks the Model Context Protocol on stdin and stdout. Put this into the settings of the agent:
+
+\b
+  {"mcpServers": {"sonde": {"command": "sonde",
+                            "args": ["mcp", "--folder", "path/to/project"]}}}
+
+Programs run with your rights and are not sandboxed: the limits end what runs too long or grows too large.
+"""
+
+
+@click.command("mcp", help=HELP, epilog=EXITS)
 @click.option(
     "--folder",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -47,15 +59,7 @@ Exit codes:
     help="A program that uses more memory is ended (on Linux); no limit by default.",
 )
 def mcp(folder: Path, python: str, seconds: float, gigabytes: float | None) -> None:
-    r"""Serve sites, report, summarize, nonfinite, trace_back, compare, run and explain to a coding agent.
-
-    Speaks the Model Context Protocol on stdin and stdout. Put this into the settings of the agent:
-
-    \b
-      {"mcpServers": {"sonde": {"command": "sonde", "args": ["mcp", "--folder", "path/to/project"]}}}
-
-    Programs run with your rights and are not sandboxed: the limits end what runs too long or grows too large.
-    """
+    """See `HELP`."""
     import shutil
 
     from sonde.cli.limited_process import Limits

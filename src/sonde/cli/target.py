@@ -374,4 +374,7 @@ def _signature(thing: Callable) -> str:
 
 
 def _kind(thing: Any) -> str:
-    return "None" if thing is None else f"a {type(thing).__name__}"
+    if thing is None:
+        return "None"
+    name = "array" if hasattr(thing, "dtype") and hasattr(thing, "shape") else type(thing).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

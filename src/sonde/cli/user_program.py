@@ -23,7 +23,7 @@ NO_SITES = (
 
 def no_sites(target: str) -> Unusable:
     """The error for a program without sites, with what to try."""
-    return Unusable(NO_SITES.format(target=target, inside=target))
+    return Unusable(NO_SITES.format(target=target, inside=target.rpartition(":")[0]))
 
 
 @contextlib.contextmanager
@@ -43,7 +43,10 @@ def running(
     except (KeyboardInterrupt, click.ClickException, MissingExtra, *usable):
         raise
     except (NoSuchSiteError, InsideError) as error:
-        raise Unusable(f"{program.name}: {error}") from error
+        # On the command line a function is named with its file.
+        where = program.name.rpartition(":")[0]
+        advice = f"; name a function of a file as --inside {where}:FUNCTION" if isinstance(error, InsideError) else ""
+        raise Unusable(f"{program.name}: {error}{advice}") from error
     except CaptureError as error:
         raise Failed(f"{program.name} cannot be captured: {error}") from error
     except BaseException as error:

@@ -75,15 +75,16 @@ from sonde.core.modules.roots import StandIns, stand_ins
 from sonde.core.modules.trace_variants import with_converted_modules
 from sonde.core.records.branch_merge import merge_choices, tokens_of
 from sonde.core.records.build import make_records, record_of
-from sonde.core.records.collections import ByPath, Rows
-from sonde.core.records.display import in_notebook
+from sonde.core.records.collections import ByPath, InNotebook, Rows
+from sonde.core.records.display import as_text, in_notebook
 from sonde.core.records.gradient_pairing import Call, calls_of
 from sonde.core.records.layout import ArraysSpec, CallSpec, RecordLayout
 from sonde.core.records.layout_json import layout_from_json, layout_to_json
 from sonde.core.records.loop_rows import CallRow
 from sonde.core.records.partial_records import attach_records, partial_records
+from sonde.core.records.path_table import WholePaths
 from sonde.core.records.record import Record, Records
-from sonde.core.records.tree_view import Badges, Leaf, WholePaths, tree_html
+from sonde.core.records.tree_view import Badges, Leaf, tree_html
 from sonde.core.session.caches import (
     ByIdentity,
     CacheInfo,
@@ -104,7 +105,7 @@ from sonde.core.verbs.edit import Edit, edit, put_by_rule, run_by_rule
 from sonde.core.verbs.perturb import added_at, with_perturbations, zero_perturbations
 from sonde.core.verbs.sites import SiteInfo, Sites, sites
 from sonde.core.verbs.sow import mark, mark_in_place, perturb, sow, through_site
-from sonde.core.verbs.uncalled import two_steps
+from sonde.core.verbs.uncalled import explains_arguments, two_steps
 
 __all__ = [
     "ADDED",
@@ -132,6 +133,7 @@ __all__ = [
     "Extra",
     "Gate",
     "Handler",
+    "InNotebook",
     "InsideRequest",
     "Item",
     "JitByStaticPart",
@@ -170,6 +172,7 @@ __all__ = [
     "are_ends_wanted",
     "arrays_in",
     "as_now",
+    "as_text",
     "at_module",
     "at_path",
     "attach_records",
@@ -192,6 +195,7 @@ __all__ = [
     "edit",
     "everything_in",
     "expand",
+    "explains_arguments",
     "extra_has",
     "first_site",
     "flattened",

@@ -160,7 +160,10 @@ def _found(source: str | Path) -> Path:
         except ModuleNotFoundError as error:
             raise FileNotFoundError(f"there is nothing at {source!r}. {error}") from error
         return Path(hub.snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
-    raise FileNotFoundError(f"there is nothing at {str(source)!r}.")
+    raise FileNotFoundError(
+        f"there is nothing at {str(source)!r}. Give a folder of Hugging Face files, a .gguf file, a name "
+        "of the hub such as 'openai-community/gpt2', or models.path('smollm2')."
+    )
 
 
 def _config_of(folder: Path) -> dict[str, Any]:

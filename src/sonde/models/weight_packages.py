@@ -38,7 +38,10 @@ def path(name: WeightsName) -> Path:
         ModuleNotFoundError: The package is not installed.
     """
     if name not in _PACKAGES:
-        raise ValueError(f"models.path: there are weights of {', '.join(get_args(WeightsName))}, not of {name!r}")
+        raise ValueError(
+            f"models.path: there are weights of {', '.join(get_args(WeightsName))}, not of {name!r}; load another "
+            "model from its folder, models.load(folder)"
+        )
     package, weights = _PACKAGES[name]
     spec = importlib.util.find_spec(package)
     for folder in (spec and spec.submodule_search_locations) or ():

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from sonde.core import InNotebook, WholePaths
 from sonde.port.difference import epsilon, wide
 from sonde.port.layouts import Layout, arranged
 from sonde.port.prints import Prints, print_of
@@ -146,7 +147,7 @@ def _close(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class ParameterMap:
+class ParameterMap(InNotebook):
     """How the parameters of one program are made of those of another.
 
     Attributes:
@@ -210,7 +211,7 @@ class ParameterMap:
             table.add_row(Text(name), "-", "missing in the second", style="red")
         for name in self.surplus:
             table.add_row("-", Text(name), "surplus in the second", style="red")
-        return table
+        return WholePaths(table)
 
     def __str__(self) -> str:
         lines = [f"{a} -> {b}{f': {how}' if how else ''}" for a, b, how in self.rows()]

@@ -29,8 +29,8 @@ P = ParamSpec("P")
 Progress = Callable[[str, float], None]
 
 
-@two_steps
 @accepts_old_keywords("sonde.report.examine")
+@two_steps
 def examine(
     f: Callable[P, Any],
     *patterns: Pattern,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sonde.core.records import glance as module
-from sonde.core.records.glance import glance, picture
+from sonde.core.records.glance import bars, glance, picture
 
 
 @pytest.mark.parametrize("limit", [10**9, 0], ids=["on the host", "on the device"])
@@ -33,7 +33,7 @@ def test_what_is_not_finite(dtype):
     assert (seen.low, seen.high, seen.nans, seen.infs) == (-1, 2, 1, 2)
     assert seen.alarm == "1 NaN, 2 Inf" and seen.is_broken and seen.range == "-1 to 2"
     nothing = glance(jnp.full(3, jnp.nan, dtype))
-    assert (nothing.low, nothing.range, nothing.bars) == (None, "", "") and nothing.alarm == "3 NaN"
+    assert (nothing.low, nothing.range, bars(nothing.bins)) == (None, "", "") and nothing.alarm == "3 NaN"
 
 
 def test_zeros_and_constants():

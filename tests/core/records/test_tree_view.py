@@ -1,4 +1,4 @@
-"""The tree of results in a notebook, and tables in narrow terminals: no path is cut."""
+"""The tree of results in a notebook."""
 
 from __future__ import annotations
 
@@ -59,26 +59,6 @@ def test_a_value_and_its_gradient_are_one_line_of_the_sites():
     assert all(line.count("24 B") == 2 for line in lines[:2]) and "gradient" in text and "axes" not in text
 
 
-RESULTS = {
-    "records": lambda: sonde.capture(program(3))(X)[1],
-    "sites": lambda: sonde.sites(program(3))(X),
-    "summary": lambda: summarize(program(3))(X),
-    "comparison": lambda: compare(program(3), program(3))(X),
-}
-
-
-@pytest.mark.parametrize("width", [30, 50, 80, 200])
-@pytest.mark.parametrize("name", RESULTS)
-def test_paths_stay_whole_in_narrow_terminals(name, width):
-    console = Console(width=width, file=io.StringIO(), record=True)
-    console.print(RESULTS[name]())
-    text = console.export_text()
-    for i in range(3):
-        path = f"decoder/blocks/{i}/self_attention/normalized_scores"
-        assert path in (text if width >= len(path) else text.replace("\n", ""))
-    assert "…" not in text
-
-
 def test_a_record_is_the_array_that_it_holds_or_says_what_to_ask_for():
     _, records = sonde.capture(lambda x: sonde.sow(x + 1, "h"))(X)
     np.testing.assert_array_equal(np.asarray(records["h"]), X + 1)
@@ -119,12 +99,11 @@ def test_records_of_many_layers_are_a_line_for_all_that_are_alike():
 
     records = sonde.capture(run)(X)[1]
     lines = repr(records).splitlines()
-    others = ",".join(str(i) for i in range(70) if i != 3)
     assert lines == [
         "Records(  # 140 sites, 2.7 KB",
         "  Record('start', values=float32[2,3]),",
-        f"  69 x Record('decoder/blocks/{{{others}}}/out', values=float32[2,3]),",
-        f"  34 x Record('decoder/blocks/{{{','.join(str(i) for i in range(35) if i != 3)}}}/other', values=float32[]),",
+        "  69 x Record('decoder/blocks/{0..2,4..69}/out', values=float32[2,3]),",
+        "  34 x Record('decoder/blocks/{0..2,4..34}/other', values=float32[]),",
         "  35 x Record('decoder/blocks/{35..69}/other', values=float32[2,3]),",
         "  Record('end', values=float32[2,3]),",
         ")",
@@ -154,7 +133,7 @@ def test_statistics_of_a_long_loop_show_iterations_that_are_wrong():
     console = Console(width=120, file=io.StringIO(), record=True)
     summary = summarize(run)(X + 1)
     console.print(summary)
-    rows = [line.split("│")[2].strip() for line in console.export_text().splitlines() if "│ h " in line]
+    rows = [line.split()[1] for line in console.export_text().splitlines() if line.startswith("h ")]
     assert rows == ["0", "1", "2", "20", "37", "38", "39"]
     assert "6 not finite" in summary._repr_html_()
 

@@ -106,7 +106,7 @@ def test_what_is_not_callable_is_named_and_not_printed():
             return "w" * 100_000
 
     for thing in (Params(), X):
-        with pytest.raises(TypeError, match=r"capture takes a callable.*capture\(lambda x: \.\.\.\)") as error:
+        with pytest.raises(TypeError, match=r"capture takes a callable.*itself.*capture\(lambda x: \.\.\.\)") as error:
             sonde.capture(thing)
         assert len(str(error.value)) < 300
 
@@ -190,3 +190,25 @@ def test_a_method_of_a_model_without_marks_names_the_model():
     model = linen.Dense(2)
     _, records = sonde.capture(model.apply)(model.init(jax.random.key(0), X), X)
     assert "capture(model.apply, inside=model)" in repr(records)
+
+
+def test_wrong_arguments_are_answered_with_the_call_as_it_is_written():
+    cases = {
+        r"unexpected keyword argument 'grad', nearest: grads=; write capture\(f, \*patterns\)": lambda: sonde.capture(
+            f, grad=True
+        ),
+        r"write edit\(f, edits\)": lambda: sonde.edit(f, "h", 0),
+        r"'metric'; write patch_sweep\(f, \*patterns, metric=\.\.\.\)": lambda: tools.patch_sweep(f, "h"),
+        r"example_grad_norms\(loss\)\(\) missing 1 .*'batch'": lambda: tools.example_grad_norms(f)(X),
+        r"patterns are given one by one, capture\(f, 'h', 'g'\), got a list": lambda: sonde.capture(f, ["h", "g"]),
+        r"edit of 'h': a new value is .* got 'zero'": lambda: sonde.edit(f, {"h": "zero"}),
+    }
+    for message, call in cases.items():
+        with pytest.raises(TypeError, match=message):
+            call()
+
+
+def test_an_error_of_the_function_itself_is_left_as_it_is():
+    with pytest.raises(TypeError) as error:
+        sonde.capture(f)(X, X)
+    assert "write" not in str(error.value)

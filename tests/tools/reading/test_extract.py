@@ -68,5 +68,5 @@ def test_errors():
         extract(deep, {"**": "h"})(x)
     with pytest.raises(ValueError, match="every feature needs a different name"):
         extract(deep, {"a": "h", "b": "h"})
-    with pytest.raises(TypeError, match="extract takes a mapping from paths to names, got 'h'"):
+    with pytest.raises(TypeError, match="extract takes a mapping from paths to names, such as .* got 'h'"):
         extract(deep, "h")

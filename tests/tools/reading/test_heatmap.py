@@ -19,19 +19,24 @@ from sonde import sow, store, tools
 from sonde.report import examine
 from sonde.tools import (
     HeadScores,
+    LensMap,
+    LensMaps,
     attention_heads,
     attribute,
     attribute_edges,
     compare,
     first_nonfinite,
     logit_attribution,
+    logit_effects,
     logit_lens,
+    map_parameters,
     monitor,
     patch_paths,
     patch_sweep,
     probe,
     saved_residuals,
     summarize,
+    top_examples,
     trace_back,
 )
 
@@ -111,6 +116,10 @@ def _monitored() -> Any:
     return step
 
 
+def _top_examples() -> Any:
+    return top_examples(lambda tokens: sow(jnp.eye(5)[tokens], "h<b>"), "h<b>", k=2)([jnp.array([[3, 0, 3, 1]])])
+
+
 IN_NOTEBOOKS = {
     "records": lambda: sonde.capture(f)(X)[1],
     "record": lambda: sonde.capture(f)(X)[1]["end"],
@@ -125,6 +134,11 @@ IN_NOTEBOOKS = {
     "residuals": lambda: saved_residuals(_end)(X),
     "residual": lambda: saved_residuals(_end)(X)[0],
     "statistics of units": lambda: store.statistics(f, [X])["end"],
+    "examples": lambda: _top_examples(),
+    "examples of units": lambda: _top_examples()["h<b>"],
+    "effects": lambda: logit_effects(jnp.eye(4), lambda h: h @ jnp.arange(20.0).reshape(4, 5), k=2),
+    "parameters": lambda: map_parameters({"h<b>": np.arange(6.0)}, {"w": np.arange(6.0)}),
+    "maps": lambda: LensMaps({"h<b>": LensMap(np.eye(3), np.zeros(3))}, 2, {"h<b>": np.array([2.0, 1.0])}),
 }
 
 
@@ -133,7 +147,8 @@ def test_no_result_of_the_tools_is_left_out() -> None:
     drawn = [make() for make in (*RESULTS.values(), *IN_NOTEBOOKS.values())] + [probed]
     assert "h&lt;b&gt;" in probed._repr_html_()
     results = {name for name in tools.__all__ if isinstance(getattr(tools, name), type)}
-    assert results - {type(found).__name__ for found in drawn} == set()
+    parts = {"Example", "LensMap"}  # of results that are drawn
+    assert results - {type(found).__name__ for found in drawn} == parts
     assert all(hasattr(found, "_repr_html_") for found in drawn)
 
 
@@ -144,7 +159,7 @@ def test_what_is_no_matrix_is_a_tree_a_table_or_text_in_a_notebook(name: str) ->
     cells.feed(text)
     assert not {"script", "link", "iframe", "b"} & set(cells.tags) and cells.tags[0] in ("pre", "div")
     assert all(source.startswith("data:image/png;base64,") for source in cells.sources)
-    assert "end" in text or "h&lt;b&gt;" in text
+    assert "end" in text or "h&lt;b&gt;" in text or name in ("examples of units", "effects")
     assert "background:none" in text and "http" not in text
 
 

@@ -1,9 +1,9 @@
 """Paths of sites and the patterns that choose among them.
 
 A path is names joined by slashes: `blocks/3/attn/scores`. A pattern is a glob (`*` and `?` stay inside one part, `**`
-crosses parts, `{10..14}` matches one of these numbers and `{a,b}` one of these words) or a predicate that is called
-with the `Site`. A backslash before `*`, `?`, `{`, `}` or another one makes it an ordinary character; and a glob matches
-the path that is written like it.
+crosses parts, `{10..14}` matches one of these numbers, `{a,b}` one of these words, `{0..3,7}` both) or a predicate that
+is called with the `Site`. A backslash before `*`, `?`, `{`, `}` or another one makes it an ordinary character; and a
+glob matches the path that is written like it.
 """
 
 from __future__ import annotations
@@ -63,6 +63,16 @@ def _one_of(choices: Iterable[str]) -> str:
     return f"(?:{'|'.join(choices) or '(?!)'})"
 
 
+def _range(first: str, last: str) -> str:
+    return _one_of(map(str, range(int(first), int(last) + 1)))
+
+
+def _word(word: str) -> str:
+    """One of the words of `{0..2,5,last}`, which may be a range."""
+    ends = re.fullmatch(r"(\d+)\.\.(\d+)", word)
+    return _translated(word) if ends is None else _range(ends[1], ends[2])
+
+
 def _translated(glob: str) -> str:
     """A glob as a regular expression."""
     text, start = "", 0
@@ -73,9 +83,9 @@ def _translated(glob: str) -> str:
         if kind == "escaped":
             text += re.escape(special[kind])
         elif kind == "last":
-            text += _one_of(map(str, range(int(special["first"]), int(special["last"]) + 1)))
+            text += _range(special["first"], special["last"])
         elif kind == "words":
-            text += _one_of(map(_translated, special["words"].split(",")))
+            text += _one_of(map(_word, special["words"].split(",")))
         else:
             text += _REGEXES[kind]
     return text + re.escape(glob[start:])
@@ -96,6 +106,8 @@ def glob_matches(glob: str, path: str) -> bool:
         (True, True)
         >>> [n for n in range(9) if glob_matches("blocks/{2..4}/{attn,mlp}", f"blocks/{n}/mlp")]
         [2, 3, 4]
+        >>> [n for n in range(9) if glob_matches("blocks/{0..2,5}/mlp", f"blocks/{n}/mlp")]
+        [0, 1, 2, 5]
         >>> glob_matches("f{x,y}", "f{x,y}"), glob_matches(r"f\{x,y\}/*", "f{x,y}/h")
         (True, True)
     """
@@ -138,9 +150,12 @@ def check_pattern(pattern: object, verb: str = "capture") -> Pattern:
     """
     if isinstance(pattern, str) or callable(pattern):
         return cast(Pattern, by_identity(pattern))
+    if isinstance(pattern, (list, tuple, set)) and pattern and all(isinstance(p, str) for p in pattern):
+        wanted = ", ".join(map(repr, pattern))
+        raise TypeError(f"{verb}: patterns are given one by one, {verb}(f, {wanted}), got a {type(pattern).__name__}")
     raise TypeError(
         f"{verb}: a pattern must be a glob over paths or a predicate of a site, got {short_repr(pattern)}; to run the "
-        f"function with it, call what it returns: {verb}(f)(x)"
+        f"function with it, call what it returns: {verb}({'f, g' if verb == 'compare' else 'f'})(x)"
     )
 
 

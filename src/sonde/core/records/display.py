@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import html
 import itertools
-import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from sonde._array_text import counted, describe, human_size, short_place, size_and_bytes
-from sonde.core.records.glance import Glance, glance, picture
-from sonde.core.records.tree_view import Leaf, WholePaths, table_html, tree_html
+from sonde.core.records.glance import Glance, bars, glance, picture
+from sonde.core.records.path_table import MOST_LINES, WholePaths, family_of, family_path, table_html
+from sonde.core.records.tree_view import Leaf, tree_html
 
 if TYPE_CHECKING:
     from sonde.core.records.record import Record, Records
@@ -20,7 +20,20 @@ if TYPE_CHECKING:
 
 _MOST_READ = 2000  # arrays whose numbers are shown; reading more would take long
 _MOST_PICTURES = 60
-_MOST_LINES = 60  # of a text; layers that are alike are one line, if there are more
+
+
+def as_text(shown: Any) -> str:
+    """What rich prints, as text without colors that is as wide as the terminal."""
+    import io
+    import shutil
+
+    from rich.console import Console
+
+    # A fixed form on every machine: no colors, no terminal codes.
+    console = Console(file=io.StringIO(), width=shutil.get_terminal_size().columns, force_jupyter=False, no_color=True)
+    with console.capture() as printed:
+        console.print(shown, soft_wrap=False)
+    return printed.get().rstrip("\n")
 
 
 def in_notebook(shown: Any, width: int = 120) -> str:
@@ -116,7 +129,7 @@ def records_text(records: Records) -> str:
     if not records:
         return f"Records({{}})  # {records._reason}"
     types = records.types
-    if len(types) > _MOST_LINES:
+    if len(types) > MOST_LINES:
         return f"Records(  # {_title(records)}\n{''.join(_folded(types))})"
     lines = "".join(f"  {record!r},\n" for record in types.values())
     return f"Records(\n{lines})"
@@ -126,19 +139,12 @@ def _folded(records: Records) -> Iterator[str]:
     """A line for the records of all layers that are alike: `30 x Record('blocks/{0..29}/out', ...)`."""
     families: dict[tuple[str, str], list[str]] = {}
     for path, record in records.items():
-        # The first number in the path is that of the layer.
-        layer = re.match(r"((?:.*?/)??)(\d+)(/.*)", path)
-        name = path if layer is None else f"{layer[1]}*{layer[3]}"
+        family, number = family_of(path)
         kinds = record_line(record).partition(", ")[2]
-        families.setdefault((name, kinds), []).append("" if layer is None else layer[2])
-    for (name, kinds), numbers in families.items():
-        if len(numbers) == 1:
-            yield f"  Record({name.replace('*', numbers[0], 1)!r}, {kinds},\n"
-            continue
-        whole = [int(n) for n in numbers]
-        is_run = whole == list(range(whole[0], whole[0] + len(whole)))
-        listed = f"{{{whole[0]}..{whole[-1]}}}" if is_run else f"{{{','.join(numbers)}}}"
-        yield f"  {len(numbers)} x Record({name.replace('*', listed, 1)!r}, {kinds},\n"
+        families.setdefault((family, kinds), []).append(number)
+    for (family, kinds), numbers in families.items():
+        count = f"{len(numbers)} x " if len(numbers) > 1 else ""
+        yield f"  {count}Record({family_path(family, numbers)!r}, {kinds},\n"
 
 
 def _title(records: Records) -> str:
@@ -153,17 +159,13 @@ def records_table(records: Records) -> Any:
 
     if not records:
         return records_text(records)
-    table = Table("site", "values", "range", "", "gradients", "axes", "source", "wrong", title=_title(records))
-    for n, (path, record) in enumerate(records.items()):
+    table = Table("site", "values", "range", "", "gradient", "axes", "source", "wrong", title=_title(records))
+    for leaf, record in _leaves(records, with_pictures=False):
+        kind, value_range, gradient_range = leaf.cells
         axes = " ".join(map(repr, record.axes[0])) if record.axes else ""
-        place = short_place(record.source)
-        whole_glance = _together(_glances([*record.values, *record.grads])) if n < _MOST_READ else None
-        of_values = _together(_glances(record.values)) if n < _MOST_READ else None
-        said = ("", "") if of_values is None else (of_values.range, of_values.bars)
-        alarm = "" if whole_glance is None else whole_glance.alarm
-        style = "bold red" if whole_glance is not None and whole_glance.is_broken else "yellow" if alarm else ""
-        cells = [path, _kinds(record.values), *said, _kinds(record.grads), axes, place, alarm]
-        table.add_row(*map(Text, cells), style=style)
+        cells = [kind, value_range, bars(leaf.bins), gradient_range, axes, short_place(record.source), leaf.alarm]
+        style = "bold red" if leaf.is_broken else "yellow" if leaf.alarm else ""
+        table.add_row(*map(Text, (leaf.path, *cells)), style=style)
     return WholePaths(table)
 
 
@@ -178,12 +180,12 @@ def records_html(records: Records) -> str:
         return in_notebook(records_text(records))
     notes = [f"the numbers of the first {_MOST_READ} are shown"] if len(records) > _MOST_READ else []
     notes.append("click a path to select it, a triangle to open it; records[path] is one of them")
-    with_grads = any(record.grads for record in records.stacked.values())
-    headers = ("value", "range", "gradient")[: 2 + with_grads]
-    return tree_html(_title(records), _leaves(records, with_grads=with_grads), notes, headers=headers)
+    leaves = [leaf for leaf, _ in _leaves(records)]
+    return tree_html(_title(records), leaves, notes, headers=("value", "range", "gradient"))
 
 
-def _leaves(records: Records, *, with_grads: bool) -> Iterator[Leaf]:
+def _leaves(records: Records, *, with_pictures: bool = True) -> Iterator[tuple[Leaf, Record]]:
+    """What a tree and a table say about each record: its type, the ranges of values and gradients, what is wrong."""
     for n, (path, record) in enumerate(records.items()):
         values = _glances(record.values) if n < _MOST_READ else []
         gradients = _glances(record.grads) if n < _MOST_READ else []
@@ -191,14 +193,13 @@ def _leaves(records: Records, *, with_grads: bool) -> Iterator[Leaf]:
         alarms = [value_glance.alarm] if value_glance is not None and value_glance.alarm else []
         if gradient_glance is not None and gradient_glance.alarm:
             alarms.append(f"gradient: {gradient_glance.alarm}")
-        cells = [_kinds(record.values), "" if value_glance is None else value_glance.range]
-        if with_grads:
-            cells.append("" if gradient_glance is None else gradient_glance.range)
+        ranges = ["" if g is None else g.range for g in (value_glance, gradient_glance)]
+        cells = [_kinds(record.values), *ranges]
         last = " ".join([*(map(repr, record.axes[0]) if record.axes else ()), short_place(record.source)])
         broken = any(g.is_broken for g in (*values, *gradients))
-        more = _pictures(record) if n < _MOST_PICTURES else ""
+        more = _pictures(record) if with_pictures and n < _MOST_PICTURES else ""
         bins = values[0].bins if len(values) == 1 else ()
-        yield Leaf(path, cells, "; ".join(alarms), broken, bins, more, last)
+        yield Leaf(path, cells, "; ".join(alarms), broken, bins, more, last), record
 
 
 def _pictures(record: Record) -> str:
@@ -222,9 +223,7 @@ def sites_html(sites: Sites) -> str:
     calls = itertools.groupby(sites, lambda info: (info.path, info.call))
     lines = [_site_cells(list(views)) for _, views in calls]
     headers = ("array", "size", "call", "gradient", "axes", "line")
-    used = [i for i in range(len(headers)) if any(cells[i] for _, cells in lines)]
-    leaves = [Leaf(path, [cells[i] for i in used]) for path, cells in lines]
-    return tree_html(title, leaves, headers=[headers[i] for i in used])
+    return tree_html(title, [Leaf(path, cells) for path, cells in lines], headers=headers)
 
 
 def _site_cells(views: list[SiteInfo]) -> tuple[str, tuple[str, ...]]:

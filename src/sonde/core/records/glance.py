@@ -9,6 +9,7 @@ import base64
 import dataclasses
 import struct
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -70,11 +71,11 @@ class Glance:
             return ""
         return f"{self.low:.3g}" if self.low == self.high else f"{self.low:.3g} to {self.high:.3g}"
 
-    @property
-    def bars(self) -> str:
-        """The histogram as text."""
-        most = max(self.bins, default=0)
-        return "".join(_BARS[-(-n * (len(_BARS) - 1) // most)] for n in self.bins) if most else ""
+
+def bars(bins: Sequence[int]) -> str:
+    """A histogram as text."""
+    most = max(bins, default=0)
+    return "".join(_BARS[-(-n * (len(_BARS) - 1) // most)] for n in bins) if most else ""
 
 
 def glance(array: Any) -> Glance | None:

@@ -241,7 +241,7 @@ class Record:
 
     def __rich__(self) -> Any:
         from sonde.core.records.display import record_table
-        from sonde.core.records.tree_view import WholePaths
+        from sonde.core.records.path_table import WholePaths
 
         return WholePaths(record_table(self))
 
@@ -317,6 +317,10 @@ class Records(Mapping[str, Record]):
             if rows is None:
                 if not len(self):
                     raise KeyError(f"there is no record {path!r}: {self._reason}")
+                if not isinstance(path, str):
+                    raise KeyError(
+                        f"records are asked for by path, such as records[{next(iter(self))!r}], got {path!r}"
+                    )
                 raise KeyError(str(no_such_site(path, self._layout.table)))
             self._rows[path] = self._row(path, rows)
         return self._rows[path]

@@ -1,7 +1,6 @@
 """Results by path in a notebook: a tree that folds, whole paths that can be copied, what is wrong in red.
 
-HTML without script and without network: it works in exported notebooks too. `whole_paths` is for terminals: a table
-whose rows become several lines where it does not fit, so that no path is cut.
+HTML without script and without network: it works in exported notebooks too.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ import dataclasses
 import html
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
-_MOST_OPEN = 40  # lines that are seen before a group is opened by hand
+MOST_OPEN = 40  # lines that are seen before a group is opened by hand
 
 FRAME = "font:12px/1.5 ui-monospace,Menlo,Consolas,monospace;color:inherit;background:none;overflow-x:auto"
 _LINE = "display:flex;gap:14px;align-items:center;white-space:pre"
@@ -67,7 +65,7 @@ class _Group:
         waiting = collections.deque(self.groups.values())
         while waiting:
             group = waiting.popleft()
-            if seen + len(group.members) <= _MOST_OPEN:
+            if seen + len(group.members) <= MOST_OPEN:
                 seen += len(group.members)
                 opened.add(id(group))
                 waiting.extend(group.groups.values())
@@ -139,7 +137,8 @@ class _Tree:
         headers: What the columns are.
         badges: What is said about lines with alarms.
         path_width: How many characters the longest path has, with its indentation.
-        widths: How many characters the columns have.
+        widths: How many characters the columns have; 0 for columns that are empty, which are left out.
+        alarm_width: How many characters the longest alarm has.
         has_bars: Whether some lines have a histogram.
     """
 
@@ -148,14 +147,19 @@ class _Tree:
     badges: Badges
     path_width: int
     widths: Sequence[int]
+    alarm_width: int
     has_bars: bool
 
     @classmethod
     def of(cls, leaves: Sequence[Leaf], headers: Sequence[str], badges: Badges) -> _Tree:
-        rows = [headers, *(leaf.cells for leaf in leaves)]
-        widths = [max(map(len, column)) for column in itertools.zip_longest(*rows, fillvalue="")]
+        columns = list(itertools.zip_longest(*(leaf.cells for leaf in leaves), fillvalue=""))
+        widths = [
+            max(map(len, (header, *column))) if any(column) else 0
+            for header, column in itertools.zip_longest(headers, columns, fillvalue="")
+        ]
+        alarm_width = max((len(leaf.alarm) for leaf in leaves), default=0)
         path_width = max((len(leaf.path) + 2 * leaf.path.count("/") for leaf in leaves), default=0)
-        return cls(leaves, headers, badges, path_width, widths, any(leaf.bins for leaf in leaves))
+        return cls(leaves, headers, badges, path_width, widths, alarm_width, any(leaf.bins for leaf in leaves))
 
     def html(self, title: str, root: _Group, notes: Sequence[str]) -> str:
         head = f'<div style="font-weight:700;white-space:pre-wrap">{html.escape(title)} '
@@ -168,8 +172,10 @@ class _Tree:
         named = "".join(
             f'<span style="min-width:{width}ch;opacity:.6">{html.escape(name)}</span>'
             for name, width in zip(self.headers, self.widths)
+            if width
         )
-        line = f'<span style="{_LINE}"><span style="min-width:{self.path_width}ch"></span>{named}</span>'
+        before = f'<span style="min-width:{self.path_width}ch"></span>{self._alarm("", _BAD)}'
+        line = f'<span style="{_LINE}">{before}{named}</span>'
         return f'<div style="padding-left:1.3em">{line}</div>'
 
     def _lines(self, group: _Group, prefix: str, opened: set[int]) -> Iterator[str]:
@@ -199,18 +205,24 @@ class _Tree:
         cells = "".join(
             f'<span style="min-width:{width}ch;{_shaded(shade)}">{html.escape(cell)}</span>'
             for cell, width, shade in zip(leaf.cells, self.widths, shades)
+            if width
         )
         bars = _bars(leaf.bins) if self.has_bars else ""
-        alarm = f'<span style="{_BAD if leaf.is_broken else _ODD}">{html.escape(leaf.alarm)}</span>'
+        alarm = self._alarm(leaf.alarm, _BAD if leaf.is_broken else _ODD)
         last = f'<span style="opacity:.65">{html.escape(leaf.last)}</span>'
         look = f"{_LINE};{_BAD_LINE}" if leaf.is_broken else _LINE
-        line = f'<span style="{look}">{path}{cells}{bars}{alarm if leaf.alarm else ""}{last}</span>'
+        line = f'<span style="{look}">{path}{alarm}{cells}{bars}{last}</span>'
         if not leaf.more:
             return f'<div style="padding-left:1.3em">{line}</div>'
         # The triangle of `summary` needs the line inside to stay on its line.
         line = line.replace("display:flex", "display:inline-flex", 1)
         summary = f'<summary style="cursor:pointer;white-space:nowrap">{line}</summary>'
         return f'<details>{summary}<div style="padding:4px 18px">{leaf.more}</div></details>'
+
+    def _alarm(self, alarm: str, style: str) -> str:
+        """What is wrong with a line, beside its path, where it is seen however narrow the page is."""
+        said = f'<span style="{style}">{html.escape(alarm)}</span>' if alarm else ""
+        return f'<span style="min-width:calc({self.alarm_width}ch + 12px)">{said}</span>' if self.alarm_width else ""
 
 
 def _shaded(shade: float) -> str:
@@ -228,74 +240,3 @@ def _bars(bins: Sequence[int]) -> str:
     heights = [max(1.0 * bool(n), 14 * n / most) for n in bins]
     bars = "".join(f'<rect x="{4 * i}" y="{14 - h:.1f}" width="3" height="{h:.1f}"/>' for i, h in enumerate(heights))
     return f'<svg width="{4 * len(bins)}" height="14" style="fill:currentColor;opacity:.6">{bars}</svg>'
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Tables of rich
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def table_html(table: Any) -> str:
-    """A table of rich as a table of HTML, with whole cells; folded if it is long."""
-    from rich.style import Style
-    from rich.text import Text
-
-    def cell(value: Any, row_style: Any) -> str:
-        text = value if isinstance(value, Text) else Text(str(value))
-        style = Style.parse(str(row_style)) if row_style else Style()
-        style += Style.parse(text.style) if isinstance(text.style, str) else text.style
-        css = style.get_html_style()
-        return f'<td style="padding:0 10px 0 0;white-space:pre;{css}">{html.escape(text.plain)}</td>'
-
-    columns = [list(column.cells) for column in table.columns]
-    names = "".join(
-        f'<th style="text-align:left;padding:0 10px 0 0;opacity:.7">{html.escape(str(column.header))}</th>'
-        for column in table.columns
-    )
-    rows = [
-        f"<tr>{''.join(cell(value, row.style) for value in values)}</tr>"
-        for row, values in zip(table.rows, zip(*columns))
-    ]
-
-    def drawn(some: Sequence[str]) -> str:
-        style = "border-collapse:collapse;background:none;font:inherit;margin:0"
-        return f'<table style="{style}"><tr>{names}</tr>{"".join(some)}</table>'
-
-    said = html.escape(str(table.title or ""))
-    title = f'<div style="font-weight:700;white-space:pre-wrap">{said}</div>'
-    body = drawn(rows[:_MOST_OPEN])
-    if len(rows) > _MOST_OPEN:
-        more = f'<summary style="cursor:pointer">{len(rows) - _MOST_OPEN} more rows</summary>'
-        body += f"<details>{more}{drawn(rows[_MOST_OPEN:])}</details>"
-    return f'<div style="{FRAME}">{title}{body}</div>'
-
-
-class WholePaths:
-    """A table of rich whose first column is never cut: where it does not fit, each row becomes two lines."""
-
-    def __init__(self, table: Any) -> None:
-        self.table = table
-
-    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
-        from rich.measure import Measurement
-        from rich.padding import Padding
-        from rich.text import Text
-
-        needed = Measurement.get(console, options.update(max_width=100_000), self.table).maximum
-        if needed <= options.max_width:
-            yield self.table
-            return
-        if self.table.title:
-            yield Text(str(self.table.title), style="italic")
-        columns = [list(column.cells) for column in self.table.columns]
-        headers = [str(column.header) for column in self.table.columns]
-        for row, (path, *cells) in zip(self.table.rows, zip(*columns)):
-            yield Text(_plain(path), style=row.style or "bold", overflow="fold")
-            said = [
-                f"{name} {_plain(cell)}".strip() for name, cell in zip(headers[1:], cells) if _plain(cell).strip("-")
-            ]
-            yield Padding(Text("  ".join(said), style=row.style or "dim"), (0, 0, 0, 4))
-
-
-def _plain(cell: Any) -> str:
-    return getattr(cell, "plain", None) or str(cell)

@@ -23,13 +23,14 @@ from sonde.core.session.closures import state_of
 from sonde.core.session.debug_nans import checking_results
 from sonde.core.session.inside_protocol import InsideRequest, inside_request
 from sonde.core.session.run import run_with
-from sonde.core.verbs.uncalled import Uncalled, nothing_recorded
+from sonde.core.verbs.uncalled import Uncalled, explains_arguments, nothing_recorded
 
 P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C", bound=Callable)
 
 
+@explains_arguments
 def capture(
     f: Callable[P, R],
     *patterns: Pattern,
@@ -192,7 +193,8 @@ def check_callable(f: object, verb: str) -> None:
     """Raises TypeError unless `f` is something that can be captured, edited and so on."""
     if not callable(f):
         raise TypeError(
-            f"{verb} takes a callable, got {short_repr(f)}; give it the function that runs it: {verb}(lambda x: ...)(x)"
+            f"{verb} takes a callable, got {short_repr(f)}; give it the function itself, not its result or its "
+            f"arguments, such as {verb}(lambda x: ...)"
         )
     if isinstance(f, jax.stages.Compiled):
         raise TypeError(

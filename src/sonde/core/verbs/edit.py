@@ -15,7 +15,7 @@ from sonde.core.edits.editing import Editing, Rule, StepValues, is_argument
 from sonde.core.edits.hoisting import hoist
 from sonde.core.edits.new_values import check_is_whole
 from sonde.core.edits.plan import REPLACED, TRACED, EditPlan, Paths, Put, Step
-from sonde.core.marks.path import Pattern, check_pattern
+from sonde.core.marks.path import Pattern, check_pattern, short_repr
 from sonde.core.modules.call_stack import ModuleRequest
 from sonde.core.modules.roots import ModelsOfCall, models_of_call
 from sonde.core.records.record import Record, Records
@@ -23,6 +23,7 @@ from sonde.core.session.caches import Meter, by_identity, kept_with
 from sonde.core.session.inside_protocol import InsideRequest, inside_request
 from sonde.core.session.run import run_with
 from sonde.core.verbs.capture import check_callable, like_jitted, wrapped_like
+from sonde.core.verbs.uncalled import explains_arguments
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -98,6 +99,7 @@ class Edit:
             object.__setattr__(self, name, tuple(map(int, _several(chosen))))
 
 
+@explains_arguments
 def edit(
     f: Callable[P, R], edits: Mapping[str, Any] | Mapping[Pattern, Any], *, inside: object = None
 ) -> Callable[P, R]:
@@ -130,13 +132,19 @@ def edit(
     check_callable(f, "edit")
     if not isinstance(edits, Mapping):
         raise TypeError(
-            f"edit takes a mapping from patterns to new values, got {edits!r} of type {type(edits).__name__}"
+            "edit takes a mapping from patterns to new values, such as edit(f, {'h': jnp.zeros_like}); got "
+            f"{short_repr(edits)}"
         )
     asked = inside_request(inside)
     if isinstance(edits, Records):
         given: Mapping[Any, Any] = edits.stacked
     else:
         given = edits
+    for pattern, new in given.items():
+        if isinstance(new, str | bytes):
+            raise TypeError(
+                f"edit of {pattern!r}: a new value is an array, a function, a record or an Edit, got {new!r}"
+            )
     chosen = {check_pattern(p, "edit"): e if isinstance(e, Edit) else Edit(e) for p, e in given.items()}
     plan, values = _plan_of(chosen)
     jitted = _jax.jit_options(f)

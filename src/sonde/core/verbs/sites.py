@@ -17,11 +17,12 @@ from sonde.core.marks.axes import Axis
 from sonde.core.marks.path import NOTHING_MARKED, Pattern, check_patterns
 from sonde.core.records.collections import Rows
 from sonde.core.records.layout import CallSpec
+from sonde.core.records.path_table import MOST_LINES, WholePaths
 from sonde.core.records.record import Records
 from sonde.core.session.functionalize import shapes_of_call
 from sonde.core.session.inside_protocol import inside_request
 from sonde.core.verbs.capture import capture, check_callable, wrapped_like
-from sonde.core.verbs.uncalled import Uncalled, nothing_recorded
+from sonde.core.verbs.uncalled import Uncalled, explains_arguments, nothing_recorded
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,6 +90,10 @@ class Sites(Rows[SiteInfo]):
     def __repr__(self) -> str:
         if not len(self):
             return f"0 values: {self._reason}\n"
+        if len(self) > MOST_LINES:
+            from sonde.core.records.display import as_text
+
+            return f"{as_text(self)}\n"
         return "\n".join([f"{len(self)} values, {self.bytes} bytes", *_tree(self), ""])
 
     def _repr_html_(self) -> str:
@@ -98,8 +103,6 @@ class Sites(Rows[SiteInfo]):
 
     def __rich__(self) -> Any:
         from rich.table import Table
-
-        from sonde.core.records.tree_view import WholePaths
 
         if not len(self):
             return repr(self)
@@ -137,6 +140,7 @@ def _type(x: jax.ShapeDtypeStruct) -> str:
     return indexed(x.dtype, [n if name is None else f"{n}@{name}" for n, name in zip(x.shape, laid_out)])
 
 
+@explains_arguments
 def sites(f: Callable, *patterns: Pattern, grads: bool = False, inside: object = None) -> Callable[..., Sites]:
     """A function that lists what `capture` would record, without running anything.
 

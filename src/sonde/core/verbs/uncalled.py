@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
+import traceback
 import types
 from collections.abc import Callable
 from typing import Any, NoReturn, ParamSpec, TypeVar
@@ -65,6 +67,7 @@ def two_steps(verb: Callable[P, R]) -> Callable[P, R]:
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     taken = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     written = f"{verb.__name__}({', '.join(taken)})"
+    explained = explains_arguments(verb)
 
     @functools.wraps(verb)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -73,12 +76,54 @@ def two_steps(verb: Callable[P, R]) -> Callable[P, R]:
                 f"{written} takes {counted(len(taken), 'argument')}, got {len(args)}; to run it, call what it "
                 f"returns: {written}(x)"
             )
-        call: Any = verb(*args, **kwargs)
+        call: Any = explained(*args, **kwargs)
         if isinstance(call, types.FunctionType):
             call = Uncalled(verb.__name__, call, ", ".join(taken))
         return call
 
     return checked
+
+
+def explains_arguments(verb: Callable[P, R]) -> Callable[P, R]:
+    """A verb whose errors about missing, surplus and misspelled arguments say how the call is written."""
+    code = inspect.unwrap(verb).__code__
+    written = _written(verb)
+
+    @functools.wraps(verb)
+    def explained(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            call = verb(*args, **kwargs)
+        except TypeError as error:
+            frames = traceback.walk_tb(error.__traceback__)
+            if any(frame.f_code is code for frame, _ in frames):
+                raise  # the arguments fit; what is wrong was found in the verb
+            raise TypeError(f"{error}{_nearest_keyword(verb, kwargs)}; write {written}(...)") from None
+        if isinstance(call, types.FunctionType) and call.__module__ == verb.__module__:
+            call.__qualname__ = call.__name__ = written  # Python's errors about its arguments name it
+        return call
+
+    return explained
+
+
+def _written(verb: Callable[..., Any]) -> str:
+    """How a call is written: the arguments that it needs, as in `patch_sweep(f, *patterns, metric=...)`."""
+    words = []
+    for p in inspect.signature(verb).parameters.values():
+        if p.kind is p.VAR_POSITIONAL:
+            words.append(f"*{p.name}")
+        elif p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty:
+            words.append(p.name)
+        elif p.kind is p.KEYWORD_ONLY and p.default is p.empty:
+            words.append(f"{p.name}=...")
+    return f"{verb.__name__}({', '.join(words)})"
+
+
+def _nearest_keyword(verb: Callable[..., Any], kwargs: dict[str, Any]) -> str:
+    names = list(inspect.signature(verb).parameters)
+    for unknown in kwargs.keys() - set(names):
+        if near := difflib.get_close_matches(unknown, names, 1, 0.5):
+            return f", nearest: {near[0]}="
+    return ""
 
 
 def nothing_recorded(f: Any, inside: InsideRequest | None) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, Literal
 
 from sonde._array_text import short_place
+from sonde.core import InNotebook
 
 Severity = Literal["problem", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "note")
@@ -13,7 +14,7 @@ SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "note")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(InNotebook):
     """Something the user should know.
 
     Attributes:
@@ -41,8 +42,3 @@ class Finding:
 
         lines = [f"{self.severity}: {self.text}", self.help, short_place(self.source)]
         return Text("\n".join(filter(None, lines)))
-
-    def _repr_html_(self) -> str:
-        from sonde.core import in_notebook
-
-        return in_notebook(self)

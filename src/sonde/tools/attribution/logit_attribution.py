@@ -80,8 +80,8 @@ class LogitAttribution(ByPath[jax.Array], Drawn):
         return WholePaths(table)
 
 
-@two_steps
 @accepts_old_keywords("sonde.tools.logit_attribution")
+@two_steps
 def logit_attribution(
     f: Callable[P, Any],
     *components: Pattern,

@@ -137,7 +137,7 @@ class Comparison(Drawn):
         columns = ("site", "iteration", "kind", "beyond", "of", "max abs", "max rel", "rel norm", "allowed", "jump", "")
         table = Table(*columns, title=str(self))
         for d in (*self.drifts, *self.results):
-            name = d.place if d.result else f"{d.path}{d.part and '.' + d.part}[{d.call}]"
+            name = d.place if d.result else f"{d.path}{d.part and '.' + d.part}" + (f"[{d.call}]" if d.call else "")
             kind = "gradient" if d.gradient else "result" if d.result else "value"
             cells = [name, ",".join(map(str, d.iteration)), kind, str(d.beyond), str(d.size)]
             style = "red" if d.differs else ""
@@ -155,7 +155,9 @@ def _some(texts: Sequence[str], most: int = 8) -> str:
 
 def _leaf(drift: Drift) -> Leaf:
     """The line of a value in a notebook."""
-    kind = "gradient" if drift.gradient else "result" if drift.result else f"call {drift.call}"
+    kind = (
+        "gradient" if drift.gradient else "result" if drift.result else f"call {drift.call}" if drift.call else "value"
+    )
     kind += f"[{','.join(map(str, drift.iteration))}]" if drift.iteration else ""
     numbers = [f"{x:.3g}" for x in (drift.max_abs, drift.max_rel, drift.rel_norm)]
     allowed = "" if drift.limit is None else f"{drift.limit:.3g}"
@@ -167,8 +169,8 @@ def _leaf(drift: Drift) -> Leaf:
     )
 
 
-@two_steps
 @accepts_old_keywords("sonde.tools.compare")
+@two_steps
 def compare(
     f: Any,
     g: Any,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sonde._array_text import short_place
+from sonde.core import InNotebook
 from sonde.port.difference import Distance, Limit, beyond_each, beyond_norm, distance, epsilon
 from sonde.port.layouts import arranged, only_by_shape
 from sonde.tools.comparison.matching import By, Pair
@@ -18,7 +19,7 @@ _UNITS = 4  # how many units in the last place, or times what rounding did in a 
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Drift:
+class Drift(InNotebook):
     """How much two programs differ at one site, call and iteration.
 
     Attributes:
@@ -85,11 +86,6 @@ class Drift:
 
         line = short_place(self.source)
         return Text(f"{self} ({line})" if line else str(self), style="red" if self.differs else "")
-
-    def _repr_html_(self) -> str:
-        from sonde.core import in_notebook
-
-        return in_notebook(self)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -13,13 +13,24 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from sonde._renames import accepts_old_keywords
-from sonde.core import Edit, Pattern, Record, check_callable, check_patterns, edit, glob_matches, no_such_site
+from sonde.core import (
+    Edit,
+    Pattern,
+    Record,
+    check_callable,
+    check_patterns,
+    edit,
+    explains_arguments,
+    glob_matches,
+    no_such_site,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 @accepts_old_keywords("sonde.tools.ablate")
+@explains_arguments
 def ablate(
     f: Callable[P, R],
     *patterns: Pattern,

@@ -27,6 +27,7 @@ from sonde.core import (
     capture,
     check_callable,
     check_patterns,
+    explains_arguments,
     inside_request,
     put_by_rule,
     static_and_arrays,
@@ -95,6 +96,7 @@ _SHOWN = 30
 
 
 @accepts_inputs_first("sonde.tools.patch_paths", ("senders", "receivers", "metric"))
+@explains_arguments
 def patch_paths(
     f: Callable[..., R],
     senders: Pattern | Sequence[Pattern],

@@ -34,6 +34,7 @@ from sonde.core import (
     by_identity,
     check_callable,
     check_patterns,
+    explains_arguments,
     inside_request,
     kept_with,
     static_and_arrays,
@@ -62,6 +63,7 @@ _CPU, _ACCELERATOR = _Device(64, 5e10), _Device(None, 2e13)
 
 
 @accepts_inputs_first("sonde.tools.patch_sweep", ("sites", "metric", "axis"))
+@explains_arguments
 def patch_sweep(
     f: Callable[..., R],
     *patterns: Pattern,

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from sonde.core import Edit, Pattern, check_callable, edit
+from sonde.core import Edit, Pattern, check_callable, edit, explains_arguments
 from sonde.errors import EditError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@explains_arguments
 def steer(
     f: Callable[P, R],
     directions: Mapping[str, Any] | Mapping[Pattern, Any],

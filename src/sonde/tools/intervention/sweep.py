@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sonde.core import glob_matches, no_such_site
+from sonde.core import WholePaths, as_text, glob_matches, no_such_site
 from sonde.tools.reading.heatmap import POSITION, Drawn, Heat, by_last_axis
 
 _SHADES = " ░▒▓█"
@@ -59,17 +59,11 @@ class Sweep(Drawn):
         return sorted(points, key=lambda point: -point[2])[:n]
 
     def __repr__(self) -> str:
-        points = sum(np.size(s) for s in self.scores.values())
-        return (
-            f"Sweep({len(self.scores)} sites, {points} points, metric {float(self.corrupt):.6g} (corrupt) to "
-            f"{float(self.clean):.6g} (clean))"
-        )
+        return as_text(self)
 
     def __rich__(self) -> Any:
         from rich.table import Table
         from rich.text import Text
-
-        from sonde.core import WholePaths
 
         table = Table("site", "most", "at", self.along)
         table.title = restored_title(self.clean, self.corrupt)

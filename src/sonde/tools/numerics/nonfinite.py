@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec
 
 from sonde._array_text import short_place
-from sonde.core import check_callable, inside_request, two_steps, wrapped_like
+from sonde.core import InNotebook, check_callable, inside_request, two_steps, wrapped_like
 from sonde.why import explain
 from sonde.why.naming import iteration_of, site_of
 from sonde.why.search import Answer, search
@@ -51,7 +51,7 @@ class Range:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
-class NonFinite:
+class NonFinite(InNotebook):
     """The first value that is not finite.
 
     Attributes:
@@ -159,11 +159,6 @@ class NonFinite:
 
         first, newline, more = str(self).partition("\n")
         return Text.assemble((first, "bold" if self.discarded else "bold #ffffff on #c8102e"), newline, more)
-
-    def _repr_html_(self) -> str:
-        from sonde.core import in_notebook
-
-        return in_notebook(self)
 
 
 def called_at(chain: Sequence[str]) -> list[str]:

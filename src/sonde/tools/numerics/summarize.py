@@ -21,7 +21,9 @@ from sonde.core import (
     Pattern,
     Records,
     Rows,
+    WholePaths,
     arrays_in,
+    as_text,
     attach_records,
     check_callable,
     check_patterns,
@@ -109,18 +111,18 @@ class Summary(Rows[Row], Drawn):
         # Each column has a scale of its own: the numbers are of different kinds.
         columns = zip(*[n for n in numbers if n])
         most = [max((abs(x) for x in column if x is not None and np.isfinite(x)), default=0.0) for column in columns]
-        leaves = []
+        leaves, with_kind = [], any(row.gradient for row in self)
         for row, values in zip(rows, numbers):
             if row is None:
                 leaves.append(Leaf(leaves[-1].path, ["...", *[""] * (len(_COLUMNS) - 2)]))
                 continue
             shades = [x / m if x is not None and np.isfinite(x) and m else 0.0 for x, m in zip(values, most)]
-            cells = _cells(row)
+            cells = _cells(row, with_kind=with_kind)
             alarm = _alarm(row)
             leaves.append(
                 Leaf(cells[0], cells[1:], alarm, bool(row.statistics.nonfinite), shades=[0.0, 0.0, 0.0, *shades])
             )
-        return tree_html(f"{len(self)} values and gradients", leaves, headers=_COLUMNS[1:])
+        return tree_html(counted(len({row.path for row in self}), "site"), leaves, headers=_COLUMNS[1:])
 
     @property
     def values(self) -> Summary:
@@ -149,24 +151,19 @@ class Summary(Rows[Row], Drawn):
         return found
 
     def __repr__(self) -> str:
-        return "\n".join([f"{len(self)} rows", *("  " + "  ".join(_cells(row)) for row in _shortened(self))])
+        return as_text(self) if len(self) else "0 rows: no site was met; mark values, or look into code with inside="
 
     def __rich__(self) -> Any:
         from rich.table import Table
         from rich.text import Text
 
-        from sonde.core import WholePaths
-
-        rows = [_cells(row) for row in _shortened(self)]
-        empty = {1: all(not row.iteration for row in self), 2: all(not row.gradient for row in self)}
-        kept = [i for i in range(len(_COLUMNS)) if not empty.get(i)]
-        table = Table(title=counted(len({row.path for row in self}), "site"))
-        for i in kept:
-            table.add_column(_COLUMNS[i], overflow="fold", justify="left" if i < 4 else "right")
-        for row, cells in zip(_shortened(self), rows):
+        table = Table(*_COLUMNS, "wrong", title=counted(len({row.path for row in self}), "site"))
+        with_kind = any(row.gradient for row in self)
+        for row in _shortened(self):
             alarm = "" if row is None else _alarm(row)
             style = "" if row is None or not alarm else "bold red" if row.statistics.nonfinite else "yellow"
-            table.add_row(*[Text(cells[i]) for i in kept], style=style)  # not as markup: names may have brackets
+            cells = _cells(row, with_kind=with_kind)
+            table.add_row(*map(Text, (*cells, alarm)), style=style)  # not as markup: names may have brackets
         return WholePaths(table)
 
 
@@ -291,14 +288,14 @@ def _alarm(row: Row) -> str:
     return ", ".join(said)
 
 
-def _cells(row: Row | None) -> list[str]:
+def _cells(row: Row | None, *, with_kind: bool) -> list[str]:
     if row is None:
         return ["", "...", *[""] * 10]
     s = row.statistics
     return [
         row.name,
         ",".join(map(str, row.iteration)),
-        "gradient" if row.gradient else "value",
+        ("gradient" if row.gradient else "value") if with_kind else "",
         indexed(row.dtype, row.shape),
         *("-" if x is None else f"{x:.3g}" for x in _numbers(row)),
         *("-" if x is None else str(x) for x in (s.zeros, s.dead, s.nonfinite)),

@@ -16,7 +16,7 @@ import numpy as np
 
 from sonde import _jax
 from sonde._array_text import short_place
-from sonde.core import check_callable, inside_request, two_steps, wrapped_like
+from sonde.core import InNotebook, check_callable, inside_request, two_steps, wrapped_like
 from sonde.tools.numerics.nonfinite import called_at
 from sonde.why import explain
 from sonde.why.naming import iteration_of, site_of
@@ -29,7 +29,7 @@ Predicate = Callable[[Any], Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
-class TracedBack:
+class TracedBack(InNotebook):
     """The operation that gave a result its property.
 
     Attributes:
@@ -95,11 +95,6 @@ class TracedBack:
 
         first, newline, more = str(self).partition("\n")
         return Text.assemble((first, "bold"), newline, more)
-
-    def _repr_html_(self) -> str:
-        from sonde.core import in_notebook
-
-        return in_notebook(self)
 
 
 class _Asked:

@@ -16,7 +16,16 @@ import numpy as np
 
 from sonde._array_text import indexed
 from sonde._renames import accepts_old_keywords
-from sonde.core import Pattern, check_callable, check_patterns, inside_request, two_steps, wrapped_like
+from sonde.core import (
+    Pattern,
+    WholePaths,
+    as_text,
+    check_callable,
+    check_patterns,
+    inside_request,
+    two_steps,
+    wrapped_like,
+)
 from sonde.tools.execution.unbatched import seen_whole
 from sonde.tools.reading.heatmap import Drawn, Heat
 
@@ -65,14 +74,11 @@ class HeadScores(Drawn):
         return getattr(self, kind)
 
     def __repr__(self) -> str:
-        best = {kind: self.best(kind, 1)[0] for kind in KINDS} if self.names else {}
-        return f"HeadScores({len(self.names)} sites, {best})"
+        return as_text(self)
 
     def __rich__(self) -> Any:
         from rich.table import Table
         from rich.text import Text
-
-        from sonde.core import WholePaths
 
         table = Table("site", *[f"{kind} (head)" for kind in KINDS], title="share of attention, the best head of each")
         for i, name in enumerate(self.names):
@@ -81,8 +87,8 @@ class HeadScores(Drawn):
         return WholePaths(table)
 
 
-@two_steps
 @accepts_old_keywords("sonde.tools.attention_heads")
+@two_steps
 def attention_heads(
     f: Callable[P, Any], *patterns: Pattern, token_ids: Callable[..., Any] | None = None, inside: object = None
 ) -> Callable[P, HeadScores]:

@@ -16,6 +16,7 @@ from sonde.core import (
     StaticPart,
     capture,
     check_callable,
+    explains_arguments,
     inside_request,
     static_and_arrays,
     wrapped_like,
@@ -25,6 +26,7 @@ from sonde.tools.execution.record_values import chooses
 P = ParamSpec("P")
 
 
+@explains_arguments
 def extract(
     f: Callable[P, Any], features: Mapping[str, str] | Mapping[Pattern, str], *, inside: object = None
 ) -> Callable[P, dict[str, Any]]:
@@ -55,7 +57,7 @@ def extract(
     """
     check_callable(f, "extract")
     if not isinstance(features, Mapping) or not features:
-        raise TypeError(f"extract takes a mapping from paths to names, got {features!r}")
+        raise TypeError(f"extract takes a mapping from paths to names, such as {{'h': 'features'}}, got {features!r}")
     if len(set(features.values())) != len(features):
         raise ValueError(f"extract: every feature needs a different name, got {list(features.values())}")
     patterns = tuple(features)

@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 
 from sonde import _extras
 from sonde._atomic_files import replaced_file
-from sonde.core import no_such_site
+from sonde.core import InNotebook, WholePaths, no_such_site
 from sonde.errors import StoreError
 
 
@@ -36,7 +36,7 @@ class LensMap(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class LensMaps(Mapping[str, LensMap]):
+class LensMaps(Mapping[str, LensMap], InNotebook):
     """Maps by path.
 
     Attributes:
@@ -62,6 +62,17 @@ class LensMaps(Mapping[str, LensMap]):
 
     def __repr__(self) -> str:
         return f"LensMaps({list(self.maps)}, from {self.texts} texts)"
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table("site", "matrix", "first loss", "last loss", title=f"maps from {self.texts} texts")
+        for path, fitted in self.maps.items():
+            losses = self.losses.get(path, np.zeros(0))
+            ends = [f"{x:.4g}" for x in (losses[0], losses[-1])] if len(losses) else ["", ""]
+            table.add_row(*map(Text, (path, "x".join(map(str, fitted.matrix.shape)), *ends)))
+        return WholePaths(table)
 
     def direction(self, path: str, vector: ArrayLike) -> jax.Array:
         """The direction at a site that a vector of the last layer reads, of length one.

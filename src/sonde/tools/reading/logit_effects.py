@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from sonde.core import InNotebook, WholePaths
 from sonde.tools.reading.token_labels import TokenNames, shown_by
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class LogitEffects:
+class LogitEffects(InNotebook):
     """The tokens that each unit raises and lowers most.
 
     Attributes:
@@ -50,6 +51,17 @@ class LogitEffects:
 
     def __repr__(self) -> str:
         return f"LogitEffects({len(self.raised)} units, {self.raised.shape[1]} tokens each)"
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        title = f"{self!r}; .table(unit, tokenizer) shows the tokens"
+        table = Table("unit", "raises most", "by", "lowers most", "by", title=Text(title))
+        for unit in np.argsort(-self.raised_by[:, 0], kind="stable")[:20]:
+            up, down = f"token {self.raised[unit, 0]}", f"token {self.lowered[unit, 0]}"
+            table.add_row(str(unit), up, f"{self.raised_by[unit, 0]:.3g}", down, f"{self.lowered_by[unit, 0]:.3g}")
+        return WholePaths(table)
 
 
 def logit_effects(directions: ArrayLike, unembed: Callable[[Any], Any], *, k: int = 10) -> LogitEffects:

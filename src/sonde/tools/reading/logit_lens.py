@@ -18,7 +18,9 @@ from sonde._renames import accepts_old_keywords
 from sonde.core import (
     ByPath,
     Pattern,
+    WholePaths,
     arrays_in,
+    as_text,
     capture_only,
     check_callable,
     check_patterns,
@@ -152,11 +154,9 @@ class Lens(ByPath[Reading], Drawn):
                 yield row, tokens[index][example], sure[index][example]
 
     def __repr__(self) -> str:
-        return f"Lens({list(self)})"
+        return as_text(self)
 
     def __rich__(self) -> Any:
-        from sonde.core import WholePaths
-
         return WholePaths(self.table())
 
 

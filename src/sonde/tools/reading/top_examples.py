@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,10 +18,12 @@ import numpy as np
 
 from sonde.core import (
     ByPath,
+    InNotebook,
     InsideRequest,
     JitByStaticPart,
     Pattern,
     StaticPart,
+    WholePaths,
     arrays_in,
     capture,
     check_callable,
@@ -53,7 +56,7 @@ class Example(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class UnitExamples:
+class UnitExamples(InNotebook):
     """The examples of the units of one site.
 
     Attributes:
@@ -106,16 +109,40 @@ class UnitExamples:
             table.add_row(f"{example.value:.3g}", f"{example.text}:{example.position}", line)
         return table
 
+    def rows(self) -> Iterator[tuple[int, float, float, str]]:
+        """The units, those that reach the largest values first: number, largest value, density, and where it is."""
+        for unit in np.argsort(-self.values[:, 0], kind="stable"):
+            at = f"{self.texts[unit, 0]}:{self.positions[unit, 0]}" if self.values[unit, 0] > 0 else "never active"
+            yield int(unit), float(self.values[unit, 0]), float(self.density[unit]), at
+
     def __repr__(self) -> str:
         dead = int((self.density == 0).sum())
         return f"UnitExamples({len(self.density)} units, {dead} never active, on {len(self.tokens)} texts)"
 
+    def __rich__(self) -> Any:
+        return _shown({"": self}, f"{self!r}; .table(unit, tokenizer) shows the text around each", 20)
 
-class TopExamples(ByPath[UnitExamples]):
+
+class TopExamples(ByPath[UnitExamples], InNotebook):
     """The examples by path."""
 
     def __repr__(self) -> str:
         return f"TopExamples({dict(self)})"
+
+    def __rich__(self) -> Any:
+        return _shown(self, "the most active units; [path].table(unit, tokenizer) shows the text around each", 5)
+
+
+def _shown(examples: Mapping[str, UnitExamples], title: str, most: int) -> WholePaths:
+    """A rich table of the most active units of each site."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("site", "unit", "most", "active at", "text:position", title=Text(title))
+    for path, units in examples.items():
+        for unit, value, density, at in itertools.islice(units.rows(), most):
+            table.add_row(*map(Text, (path, str(unit), f"{value:.3g}", f"{density:.3%}", at)))
+    return WholePaths(table)
 
 
 def top_examples(

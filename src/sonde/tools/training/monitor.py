@@ -18,7 +18,16 @@ import jax
 import numpy as np
 
 from sonde._renames import accepts_old_keywords
-from sonde.core import Pattern, Records, capture, check_callable, check_pattern, inside_request
+from sonde.core import (
+    InNotebook,
+    Pattern,
+    Records,
+    capture,
+    check_callable,
+    check_pattern,
+    explains_arguments,
+    inside_request,
+)
 from sonde.errors import CaptureError
 from sonde.tools.execution.host_transfer import Fetching
 from sonde.tools.execution.record_values import check_numbers, chooses, each_seen
@@ -79,7 +88,7 @@ class _Pending(NamedTuple):
     call: Call | None
 
 
-class Monitored(Generic[P, R]):
+class Monitored(Generic[P, R], InNotebook):
     """A monitored training step; call it like the step itself. As a context manager, it flushes at the end.
 
     Attributes:
@@ -250,11 +259,6 @@ class Monitored(Generic[P, R]):
         name = getattr(self, "__qualname__", repr(self._train_step))
         return f"Monitored({name}, every={self._every}, step={self.step})"
 
-    def _repr_html_(self) -> str:
-        from sonde.core import in_notebook
-
-        return in_notebook(self)
-
     def __rich__(self) -> Any:
         from rich.table import Table
         from rich.text import Text
@@ -317,6 +321,7 @@ def _has_bad(tree: Any) -> bool:
 
 
 @accepts_old_keywords("sonde.tools.monitor")
+@explains_arguments
 def monitor(
     train_step: Callable[P, R],
     statistics: Mapping[str, Sequence[str]] | Mapping[Pattern, Sequence[str]],
