@@ -158,7 +158,7 @@ def test_a_maker_that_returns_something_else(write, sonde) -> None:
     write("def make(): return 3\n")
     error = sonde.error("report", "model:make")
     assert (
-        "was called to make a program, but it returned a int. It should return (f, args) or (f, args, kwargs)" in error
+        "was called to make a program, but it returned an int. It should return (f, args) or (f, args, kwargs)" in error
     )
 
 
@@ -171,7 +171,7 @@ def test_a_maker_that_fails(write, sonde) -> None:
 
 def test_not_callable(write, sonde) -> None:
     write("width = 3\n")
-    assert "model:width is a int. A target is a function, a model, or" in sonde.error("report", "model:width")
+    assert "model:width is an int. A target is a function, a model, or" in sonde.error("report", "model:width")
 
 
 ARGUMENTS = """

@@ -109,9 +109,11 @@ class Sites(Rows[SiteInfo]):
         table = Table("site", "call", "kind", "arrays", "axes", "bytes", "source")
         table.title = f"{counted(len(self.paths), 'site')}, {self.bytes:,} bytes"
         for i in self:
-            kind = "gradient" if i.gradient else "value"
+            kind = "gradient" if i.gradient else ""
             axes = " ".join(map(repr, i.axes))
-            table.add_row(i.path, str(i.call), kind, _types(i), axes, f"{i.bytes:,}", short_place(i.source))
+            table.add_row(
+                i.path, str(i.call) if i.call else "", kind, _types(i), axes, f"{i.bytes:,}", short_place(i.source)
+            )
         return WholePaths(table)
 
 
