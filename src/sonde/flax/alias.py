@@ -271,7 +271,9 @@ class _Switch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     # ------------------------------------------------------------------------------------------------ importing
 
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
         """Finds the modules of Flax."""
         if not _is_flax(fullname):
             return None

@@ -46,7 +46,7 @@ class Config:
             raise AttributeError(f"Flax has no flag {name!r}; it has {', '.join(values)}")
         return values[name]
 
-    def update(self, name: str, value: Any, /) -> None:
+    def update(self, name: str, value: bool | int | None, /) -> None:
         """Sets a flag.
 
         Raises:
@@ -58,7 +58,7 @@ class Config:
         self._values[name] = value
 
     @contextlib.contextmanager
-    def temp_flip_flag(self, var_name: str, var_value: Any) -> Iterator[None]:
+    def temp_flip_flag(self, var_name: str, var_value: bool | int | None) -> Iterator[None]:
         """Sets a flag for a block; its name is given without `flax_`."""
         name = f"flax_{var_name}"
         before = getattr(self, name)

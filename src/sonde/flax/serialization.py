@@ -14,7 +14,8 @@ import contextlib
 import dataclasses
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -96,7 +97,7 @@ def register_serialization_state(
     tell_flax()
 
 
-def put_aside(flax: Any) -> None:
+def put_aside(flax: ModuleType) -> None:
     """Remembers the real `flax.serialization` while that name means this module; see `sonde.alias`."""
     _put_aside[:] = [flax]
     tell_flax()
@@ -233,12 +234,12 @@ def _dict_to_state(target: Mapping[Any, Any]) -> dict[str, Any]:
     return state
 
 
-def register_mapping(ty: Any) -> None:
+def register_mapping(ty: type[Any]) -> None:
     """Registers a mapping type that can be made from a dict."""
     register_serialization_state(ty, _dict_to_state, lambda old, state: ty(_dict_from_state(old, state)))
 
 
-def _list_from_state(target: Any, state: Mapping[str, Any]) -> list[Any]:
+def _list_from_state(target: Sequence[Any], state: Mapping[str, Any]) -> list[Any]:
     if len(state) != len(target):
         raise ValueError(
             f"The state dict has {len(state)} entries for a {type(target).__name__} of {len(target)}, at "
@@ -247,7 +248,7 @@ def _list_from_state(target: Any, state: Mapping[str, Any]) -> list[Any]:
     return [_restored_field(value, state, str(i), type(target)) for i, value in enumerate(target)]
 
 
-def _list_to_state(target: Any) -> dict[str, Any]:
+def _list_to_state(target: Sequence[Any]) -> dict[str, Any]:
     return {str(i): to_state_dict(value) for i, value in enumerate(target)}
 
 
@@ -319,7 +320,7 @@ def _pack(thing: Any) -> bytes:
     return _msgpack().packb(thing, use_bin_type=True)
 
 
-def _array_bytes(array: Any) -> bytes:
+def _array_bytes(array: jax.Array | np.ndarray | np.generic) -> bytes:
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         raise ValueError(
             "An array is spread over several processes and cannot be written as bytes here: gather it first, with "

@@ -59,7 +59,7 @@ class ModuleContext(threading.local):
         self.module_stack: list[ModuleStackEntry | None] = [None]
 
     @contextlib.contextmanager
-    def running(self, module: Any, *, in_compact: bool) -> Iterator[None]:
+    def running(self, module: nnx.Module, *, in_compact: bool) -> Iterator[None]:
         """Puts a module on the stack for a block."""
         self.module_stack.append(ModuleStackEntry(module, in_compact))
         try:

@@ -14,8 +14,9 @@ from flax.core import FrozenDict
 from flax import linen, nnx
 from sonde.flax.bridge.libraries import FLAX
 from sonde.flax.bridge.to_linen import HostOfNnx, method_of
-from sonde.flax.bridge.to_nnx import HostOfLinen, lazy_init
+from sonde.flax.bridge.to_nnx import HostOfLinen, Seeds, lazy_init
 from sonde.flax.bridge.variables import to_linen_var
+from sonde.linen.variables.filters import Filter
 
 
 class ToNNX(HostOfLinen, nnx.Module):
@@ -26,7 +27,14 @@ class ToNNX(HostOfLinen, nnx.Module):
     def __init__(self, module: Any, rngs: Any = None):
         self._hold(module, rngs)
 
-    def __call__(self, *args: Any, rngs: Any = None, method: Any = None, mutable: Any = None, **kwargs: Any) -> Any:
+    def __call__(
+        self,
+        *args: Any,
+        rngs: Seeds = None,
+        method: Callable[..., Any] | str | None = None,
+        mutable: Filter | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Calls the module inside; see `sonde.flax.bridge.ToNNX`."""
         return self._run(rngs, method, mutable, args, kwargs)
 
@@ -45,7 +53,7 @@ class ToLinen(HostOfNnx, linen.Module):
     metadata_fn: Callable[[Any], Any] | None = to_linen_var
 
     @linen.compact
-    def __call__(self, *args: Any, nnx_method: Any = None, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, nnx_method: Callable[..., Any] | str | None = None, **kwargs: Any) -> Any:
         """Calls the module inside; see `sonde.flax.bridge.ToLinen`."""
         return self._run(args, nnx_method, kwargs)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sonde import nnx
+from sonde import linen, nnx
 from sonde.flax.bridge.context import Scope, current_context
-from sonde.flax.bridge.module import AttrPriority, binding, next_name
+from sonde.flax.bridge.module import AttrPriority, Module, binding, next_name
 from sonde.flax.bridge.to_nnx import ToNNX, initializing
 
 
@@ -30,7 +30,7 @@ def nnx_in_bridge_mdl(factory: Callable[[nnx.Rngs], Any], name: str | None = Non
     return module
 
 
-def linen_in_bridge_mdl(linen_module: Any, name: str | None = None) -> Any:
+def linen_in_bridge_mdl(linen_module: linen.Module, name: str | None = None) -> Any:
     """A linen module as a submodule of the running module; see `nnx_in_bridge_mdl`."""
     parent, scope = _running("linen_in_bridge_mdl")
     module = _Linen(linen_module, scope)
@@ -41,7 +41,7 @@ def linen_in_bridge_mdl(linen_module: Any, name: str | None = None) -> Any:
 class _Linen(ToNNX):
     """A linen module that is initialized when the run is an `init`."""
 
-    def __init__(self, module: Any, scope: Scope):
+    def __init__(self, module: linen.Module, scope: Scope):
         super().__init__(module, rngs=scope.rngs)
         self.to_nnx__scope = nnx.data(scope)
 
@@ -60,7 +60,7 @@ def _running(verb: str) -> tuple[Any, Scope]:
     return entry.module, entry.module.scope
 
 
-def place(parent: Any, module: Any, base: str, name: str | None) -> None:
+def place(parent: Module, module: nnx.Module, base: str, name: str | None) -> None:
     """Makes a module a submodule, and gives it its pending variables."""
     entry = current_context()
     assert entry is not None

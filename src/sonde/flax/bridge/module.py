@@ -21,7 +21,7 @@ from sonde.flax.bridge.context import ModuleContext as ModuleContext
 from sonde.flax.bridge.context import ModuleStackEntry as ModuleStackEntry
 from sonde.flax.bridge.context import Scope, current_context
 from sonde.flax.bridge.context import current_module as current_module
-from sonde.flax.bridge.to_nnx import ToNNX
+from sonde.flax.bridge.to_nnx import Seeds, ToNNX
 from sonde.flax.bridge.variables import collection_of, leaves_of, put_at, to_attributes, to_linen_var, to_nnx_var
 from sonde.linen.variables.filters import Filter, matches
 from sonde.nnx.modules.module import ModuleMeta as NnxModuleMeta
@@ -87,7 +87,7 @@ def next_name(entry: ModuleStackEntry, base: str) -> str:
     return f"{base}_{number}"
 
 
-def binding(module: Any) -> Binding:
+def binding(module: Module) -> Binding:
     """The binding of a module; an empty one if it is not bound."""
     module_binding = vars(module).get("_binding")
     if module_binding is None:
@@ -96,7 +96,7 @@ def binding(module: Any) -> Binding:
     return module_binding
 
 
-def attach(parent: Any, child: Any, name: str, priority: AttrPriority = AttrPriority.DEFAULT) -> None:
+def attach(parent: Module, child: nnx.Module, name: str, priority: AttrPriority = AttrPriority.DEFAULT) -> None:
     """Makes a module a submodule under a name, and gives it the pending variables of that name."""
     parent_binding = binding(parent)
     parent_binding.priorities.setdefault(name, priority)
@@ -112,7 +112,7 @@ def bind(child: Any, scope: Scope | None, pending: Any) -> None:
         fill(child, pending)
 
 
-def fill(module: Any, waiting: Any) -> None:
+def fill(module: nnx.Module, waiting: Any) -> None:
     """Gives an nnx Module its pending variables."""
     if not isinstance(waiting, dict):
         return
@@ -281,7 +281,7 @@ class Module(nnx.Module, metaclass=ModuleMeta):
         self,
         variables: Mapping[str, Any],
         *args: Any,
-        rngs: Any = None,
+        rngs: Seeds = None,
         method: Callable[..., Any] | str = "__call__",
         mutable: Filter = False,
         **kwargs: Any,
@@ -305,20 +305,25 @@ class Module(nnx.Module, metaclass=ModuleMeta):
         return out, {name: tree for name, tree in changed.items() if matches(mutable, name)}
 
     def init_with_output(
-        self, rngs: Any = None, *args: Any, method: Callable[..., Any] | str = "__call__", **kwargs: Any
+        self, rngs: Seeds = None, *args: Any, method: Callable[..., Any] | str = "__call__", **kwargs: Any
     ) -> tuple[Any, dict[str, Any]]:
         """Calls the module so that it makes its variables; returns the result and the variables."""
         kwargs.pop("mutable", None)
         return self._run({}, Scope(_streams(rngs), True, initializing=True), method, args, kwargs)
 
     def init(
-        self, rngs: Any = None, *args: Any, method: Callable[..., Any] | str = "__call__", **kwargs: Any
+        self, rngs: Seeds = None, *args: Any, method: Callable[..., Any] | str = "__call__", **kwargs: Any
     ) -> dict[str, Any]:
         """Calls the module so that it makes its variables, and returns them."""
         return self.init_with_output(rngs, *args, method=method, **kwargs)[1]
 
     def _run(
-        self, variables: Mapping[str, Any], scope: Scope, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        variables: Mapping[str, Any],
+        scope: Scope,
+        method: Callable[..., Any] | str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> tuple[Any, dict[str, Any]]:
         module = nnx.clone(self)
         own = vars(self).get("_binding")
@@ -335,7 +340,7 @@ class Module(nnx.Module, metaclass=ModuleMeta):
 ModuleBase = Module
 
 
-def _streams(rngs: Any) -> nnx.Rngs:
+def _streams(rngs: Seeds) -> nnx.Rngs:
     if isinstance(rngs, nnx.Rngs):
         return rngs
     if rngs is None:

@@ -26,7 +26,7 @@ class HostOfNnx:
     skip_rng: bool
     metadata_fn: Callable[[Any], Any] | None
 
-    def _run(self: Any, args: tuple[Any, ...], method: Any, kwargs: dict[str, Any]) -> Any:
+    def _run(self: Any, args: tuple[Any, ...], method: Callable[..., Any] | str | None, kwargs: dict[str, Any]) -> Any:
         keys = {name: self.make_rng(name) for name in _streams(self.scope)}
         if is_linen(self.nnx_class):
             return self._run_linen(keys, args, method, kwargs)
@@ -75,7 +75,13 @@ class HostOfNnx:
             for name, value in tree.items():
                 self.put_variable(collection, name, value)
 
-    def _run_linen(self: Any, keys: dict[str, Any], args: tuple[Any, ...], method: Any, kwargs: dict[str, Any]) -> Any:
+    def _run_linen(
+        self: Any,
+        keys: dict[str, Any],
+        args: tuple[Any, ...],
+        method: Callable[..., Any] | str | None,
+        kwargs: dict[str, Any],
+    ) -> Any:
         module = self.nnx_class
         if self.is_initializing():
             out, changed = module.init_with_output(keys, *args, method=method, **kwargs)
@@ -133,7 +139,7 @@ class ToLinen(HostOfNnx, linen.Module):
     metadata_fn: Callable[[Any], Any] | None = to_linen_var
 
     @linen.compact
-    def __call__(self, *args: Any, nnx_method: Any = None, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, nnx_method: Callable[..., Any] | str | None = None, **kwargs: Any) -> Any:
         """Calls the Module.
 
         Args:

@@ -10,13 +10,19 @@ import contextlib
 import contextvars
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
 from typing import Any
+
+import jax
 
 from sonde import nnx
 from sonde.flax.bridge.libraries import SONDE, Library, is_linen, library_of
 from sonde.flax.bridge.variables import leaves_of, put_at, to_attributes, to_collections, translated
+from sonde.linen.variables.filters import Filter
 
 _initializing: contextvars.ContextVar[bool] = contextvars.ContextVar("sonde_bridge_initializing", default=False)
+Seeds = nnx.Rngs | nnx.RngStream | Mapping[str, Any] | jax.Array | int | None
+"""Random streams, one stream, keys by name, or one key."""
 #: The metadata entry that holds a Variable's type in the inner module's library.
 GUEST_TYPE = "guest_type"
 
@@ -31,7 +37,7 @@ def initializing() -> Iterator[None]:
         _initializing.reset(token)
 
 
-def lazy_init(fn: Any, *args: Any, **kwargs: Any) -> Any:
+def lazy_init(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Calls a Module so that the linen modules in it make their variables.
 
     Args:
@@ -80,7 +86,7 @@ class HostOfLinen:
     to_nnx__module: Any
     to_nnx__rngs: Any
 
-    def _hold(self, module: Any, rngs: Any) -> None:
+    def _hold(self, module: Any, rngs: nnx.Rngs | nnx.RngStream | None) -> None:
         host = self._library.nnx
         if is_linen(module):
             self.to_nnx__module = module
@@ -122,7 +128,14 @@ class HostOfLinen:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return functools.partial(self.__call__, method=method)  # type: ignore[attr-defined]
 
-    def _run(self, rngs: Any, method: Any, mutable: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(
+        self,
+        rngs: Seeds,
+        method: Callable[..., Any] | str | None,
+        mutable: Filter | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         module = self.to_nnx__module
         if isinstance(module, _Definition):
             out, attributes = module.call(self._attributes(), method, args, kwargs, self._library.nnx)
@@ -159,7 +172,14 @@ class _Definition:
     def __hash__(self) -> int:
         return hash(self.graphdef)
 
-    def call(self, attributes: dict[str, Any], method: Any, args: Any, kwargs: Any, host: Any) -> tuple[Any, Any]:
+    def call(
+        self,
+        attributes: dict[str, Any],
+        method: Callable[..., Any] | str | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        host: ModuleType,
+    ) -> tuple[Any, Any]:
         """Calls the module with these Variables; returns the result and the Variables after it."""
         guest = self.library.nnx
         flat = {path: _as_guest(variable, guest) for path, variable in leaves_of(attributes)}
@@ -170,7 +190,7 @@ class _Definition:
         return out, _guest_attributes(module, self.library, host)
 
 
-def _as_guest(variable: Any, guest: Any) -> Any:
+def _as_guest(variable: nnx.Variable[Any], guest: ModuleType) -> Any:
     metadata = variable.get_metadata()
     kind = metadata.pop(GUEST_TYPE, None)
     if kind is None:
@@ -178,7 +198,7 @@ def _as_guest(variable: Any, guest: Any) -> Any:
     return kind.from_metadata(variable.get_raw_value(), metadata)
 
 
-def _guest_attributes(module: Any, library: Library, host: Any) -> dict[str, Any]:
+def _guest_attributes(module: Any, library: Library, host: ModuleType) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for path, variable in library.nnx.to_flat_state(library.nnx.state(module)):
         nnx_variable = translated(variable, host)
@@ -211,10 +231,17 @@ class ToNNX(HostOfLinen, nnx.Module):
 
     _library = SONDE
 
-    def __init__(self, module: Any, rngs: Any = None):
+    def __init__(self, module: Any, rngs: nnx.Rngs | nnx.RngStream | None = None):
         self._hold(module, rngs)
 
-    def __call__(self, *args: Any, rngs: Any = None, method: Any = None, mutable: Any = None, **kwargs: Any) -> Any:
+    def __call__(
+        self,
+        *args: Any,
+        rngs: Seeds = None,
+        method: Callable[..., Any] | str | None = None,
+        mutable: Filter | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Calls the module inside.
 
         Args:
@@ -234,7 +261,7 @@ class ToNNX(HostOfLinen, nnx.Module):
         return lazy_init(self, *args, **kwargs)
 
 
-def call_method(module: Any, method: Any) -> Callable[..., Any]:
+def call_method(module: Any, method: Callable[..., Any] | str | None) -> Callable[..., Any]:
     """A method of a module, given by name, or as a function that takes the module; None for `__call__`."""
     if method is None:
         return module

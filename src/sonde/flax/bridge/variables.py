@@ -8,7 +8,8 @@ type gives the collection. `params/Dense_0/kernel` is the `Param` at `Dense_0["k
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -81,7 +82,9 @@ class NNXMeta(meta.AxisMetadata[Any]):
         return ((jax.tree_util.GetAttrKey("value"), self.value),), (self.var_type, tuple(self.metadata.items()))
 
     @classmethod
-    def tree_unflatten(cls, rest: Any, leaves: Any) -> NNXMeta:
+    def tree_unflatten(
+        cls, rest: tuple[type[Variable[Any]], tuple[tuple[str, Any], ...]], leaves: Sequence[Any]
+    ) -> NNXMeta:
         """The inverse of `tree_flatten_with_keys`."""
         return cls(rest[0], leaves[0], dict(rest[1]))
 
@@ -89,7 +92,9 @@ class NNXMeta(meta.AxisMetadata[Any]):
 register_box(NNXMeta)
 
 
-def with_partitioning(initializer: Callable[..., Any], names: meta.Names, mesh: Any = None) -> Callable[..., Any]:
+def with_partitioning(
+    initializer: Callable[..., Any], names: meta.Names, mesh: jax.sharding.Mesh | None = None
+) -> Callable[..., Any]:
     """An initializer whose value comes in linen's `Partitioned` box, like linen's function of that name."""
     return meta.with_partitioning(initializer, names, mesh)
 
@@ -103,7 +108,7 @@ def _is_box(value: Any) -> bool:
     return hasattr(value, "unbox") and hasattr(value, "replace_boxed")
 
 
-def to_nnx_var(collection: str, value: Any, nnx: Any) -> Any:
+def to_nnx_var(collection: str, value: Any, nnx: ModuleType) -> Any:
     """The Variable for a value of a collection.
 
     Args:
@@ -141,7 +146,7 @@ def to_linen_var(variable: Variable[Any]) -> Any:
     return FlaxMeta(type(variable), variable.get_value(), metadata)
 
 
-def translated(variable: Any, nnx: Any) -> Any:
+def translated(variable: Any, nnx: ModuleType) -> Any:
     """The same Variable in the other library: a type of the same name, and the same metadata."""
     kind = getattr(nnx, type(variable).__name__, None)
     if not (isinstance(kind, type) and issubclass(kind, nnx.Variable)):
@@ -179,7 +184,7 @@ def put_at(nested: dict[Any, Any], path: tuple[Any, ...], value: Any) -> None:
     nested[path[-1]] = value
 
 
-def to_attributes(variables: Mapping[str, Any], nnx: Any) -> dict[str, Any]:
+def to_attributes(variables: Mapping[str, Any], nnx: ModuleType) -> dict[str, Any]:
     """Variables of linen as nested dicts of Variables, of all collections together.
 
     Raises:
@@ -241,7 +246,7 @@ def sort_variable_types(types: Iterable[type]) -> list[type]:
     return sorted(types, key=lambda kind: -len(kind.__mro__))
 
 
-def is_vanilla_variable(variable: Any) -> bool:
+def is_vanilla_variable(variable: Variable[Any]) -> bool:
     """Whether a Variable has no metadata of its own."""
     return set(variable.get_metadata()) <= Variable.required_metadata
 

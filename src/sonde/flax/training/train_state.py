@@ -6,9 +6,12 @@ For models of `sonde.linen`; for those of `sonde.nnx` there are `nnx.Optimizer` 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from sonde.flax import struct
+
+if TYPE_CHECKING:
+    import optax
 
 #: The collection whose values are replaced by their gradients, not updated: the scales of 8-bit floating point layers.
 OVERWRITE_WITH_GRADIENT = "_overwrite_with_gradient"
@@ -66,7 +69,9 @@ class TrainState(struct.PyTreeNode):
         return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **kwargs)
 
     @classmethod
-    def create(cls, *, apply_fn: Callable[..., Any], params: Any, tx: Any, **kwargs: Any) -> Self:
+    def create(
+        cls, *, apply_fn: Callable[..., Any], params: Any, tx: optax.GradientTransformation, **kwargs: Any
+    ) -> Self:
         """A train state with a fresh optimizer state, at step 0.
 
         Args:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, TypeVar, get_args, get_origin, overload
 
 import jax
 
@@ -24,7 +24,11 @@ Data = Annotated[T, _DATA]
 Static = Annotated[T, _STATIC]
 
 
-def data(value: Any = _MISSING, /, **kwargs: Any) -> Any:
+@overload
+def data(value: T, /, **kwargs: Any) -> T: ...
+@overload
+def data(**kwargs: Any) -> Any: ...
+def data(value: object = _MISSING, /, **kwargs: Any) -> Any:
     """Makes an attribute data: `self.x = nnx.data(x)`, or `x: T = nnx.data()` in a class body.
 
     Args:
@@ -43,7 +47,7 @@ def data(value: Any = _MISSING, /, **kwargs: Any) -> Any:
     return _field(True, value, kwargs)
 
 
-def static(value: Any = _MISSING, /, **kwargs: Any) -> Any:
+def static(value: object = _MISSING, /, **kwargs: Any) -> Any:
     """Makes an attribute static: `self.x = nnx.static(x)`, or `x: T = nnx.static()` in a class body.
 
     Args:

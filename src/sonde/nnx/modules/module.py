@@ -23,6 +23,8 @@ from sonde.nnx.variable import type_names
 from sonde.nnx.variable.kinds import Perturbation
 from sonde.nnx.variable.variable import Variable
 
+T = TypeVar("T")
+
 A = TypeVar("A")
 _GUIDE = "Wrap the call: `nnx.capture(model, nnx.Intermediate)(x)` returns the output and what was recorded."
 
@@ -118,10 +120,10 @@ class Module(Pytree, metaclass=ModuleMeta):
     def perturb(
         self,
         name: str,
-        value: Any,
+        value: T,
         variable_type: type[Variable[Any]] | str = Perturbation,
         capture_noop: bool | None = None,
-    ) -> Any:
+    ) -> T:
         """Marks a value whose gradient is wanted; use the value that it returns.
 
         Within `nnx.capture`, the value that the capture holds under `name` is added, so the gradient with respect to it

@@ -174,7 +174,7 @@ def observed(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _outputs(module: Pytree, name: str, fn: Callable[..., Any], result: Any) -> Any:
+def _outputs(module: Pytree, name: str, fn: Callable[..., Any], result: T) -> T:
     """Records the output of a method as the types that captures ask for."""
     state: Any = capture_state()
     output_types = [w.more.outputs for w in state.modules if isinstance(w.more, Types) and w.more.outputs is not None]

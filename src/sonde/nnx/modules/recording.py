@@ -180,7 +180,7 @@ def _key(path: str, tag: Sown) -> Key:
     return unstarred(path[: len(path) - len(tag.name)].rstrip("/")), tag.name
 
 
-def _is_not_taken(taken: Any) -> bool:
+def _is_not_taken(taken: jax.Array | None) -> bool:
     return taken is not None and not isinstance(taken, _jax.Tracer) and not np.any(taken)
 
 

@@ -245,14 +245,14 @@ def with_rngs(
     return _replace_streams("with_rngs", node, replacement, graph, False)
 
 
-def _named(rule: AnyType) -> Callable[[tuple[AnyType, ...], RngStream], bool]:
+def _named(rule: ShapeByFilter | Filter | Sequence[Filter]) -> Callable[[tuple[AnyType, ...], RngStream], bool]:
     """Whether a rule names a stream; catch-all rules (`...` and bare shapes) name none."""
     filters: list[AnyType] = list(rule) if isinstance(rule, (Mapping, tuple, list)) and not _is_shape(rule) else [rule]
     named = [f for f in filters if f is not ... and f is not None and f is not True and not _is_shape(f)]
     return to_predicate(Any(*named))
 
 
-def _is_shape(rule: AnyType) -> bool:
+def _is_shape(rule: ShapeByFilter | Filter | Sequence[Filter]) -> bool:
     return type(rule) is int or (isinstance(rule, (tuple, list)) and all(type(n) is int for n in rule))
 
 

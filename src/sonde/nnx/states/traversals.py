@@ -5,7 +5,7 @@ Keys of one level may be strings and integers; integers sort before strings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sonde.flax.traverse_util import empty_node as empty_node
@@ -23,7 +23,7 @@ def sorted_keys(keys: Iterable[Any]) -> list[Any]:
         return sorted(keys, key=_key_order)
 
 
-def _key_order(key: Any) -> Any:
+def _key_order(key: Hashable) -> Any:
     return (0, key, "") if isinstance(key, int) else (1, 0, str(key))
 
 

@@ -16,6 +16,8 @@ from sonde.nnx.structure.mode import resolve
 from sonde.nnx.structure.walk import walk
 from sonde.nnx.variable.variable import Variable, copied
 
+T = TypeVar("T")
+
 A = TypeVar("A")
 
 
@@ -40,7 +42,7 @@ def map(
     return carry_all(node, build(walked.definition, leaves, recreate=recreate_variables))
 
 
-def recursive_map(f: Callable[[PathParts, Any], Any], node: Any, /, *, graph: bool | None = None) -> Any:
+def recursive_map(f: Callable[[PathParts, Any], Any], node: A, /, *, graph: bool | None = None) -> A:
     """A copy of a model with `f` applied to every part, children before parents.
 
     Args:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -19,6 +19,8 @@ from sonde.nnx.structure.split_merge import GraphDef
 from sonde.nnx.structure.value_kinds import is_object
 from sonde.nnx.structure.walk import walk
 from sonde.nnx.variable.variable import Variable
+
+T = TypeVar("T")
 
 _MISSING: Any = type("Missing", (), {})
 
@@ -218,7 +220,7 @@ def _check_aliasing(paths_and_leaves: Iterable[tuple[Any, Any]], prefixes: Itera
                 )
 
 
-def clear_non_graph_nodes(tree: Any) -> Any:
+def clear_non_graph_nodes(tree: T) -> T:
     """A pytree with None in place of everything that is not an object."""
     return jax.tree.map(lambda x: x if is_object(x) else None, tree, is_leaf=is_object)
 

@@ -7,7 +7,7 @@ the model's own Variables, not copies of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 import jax
 
@@ -169,6 +169,14 @@ def lone_leaf(states: tuple[Any, ...]) -> Any:
 # ------------------------------------------------------------------------------------------------ taking apart
 
 
+@overload
+def split(node: A, *, graph: bool | None = None) -> tuple[GraphDef[A], Any]: ...
+@overload
+def split(node: A, only: Filter, /, *, graph: bool | None = None) -> tuple[GraphDef[A], Any]: ...
+@overload
+def split(
+    node: A, first: Filter, second: Filter, /, *filters: Filter, graph: bool | None = None
+) -> tuple[GraphDef[A], Any, *tuple[Any, ...]]: ...
 def split(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
     """Splits a model into its structure and its leaves.
 
@@ -221,7 +229,7 @@ def state(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
 variables = state
 
 
-def graphdef(node: Any, /, *, graph: bool | None = None) -> GraphDef[Any]:
+def graphdef(node: A, /, *, graph: bool | None = None) -> GraphDef[A]:
     """The structure of a model: the first part of what `split` returns."""
     return GraphDef(walk(node, graph=resolve(graph), verb="graphdef").definition, origin_of(node))
 
@@ -238,14 +246,14 @@ def unpack(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
 
 
 def flatten(
-    node: Any,
+    node: A,
     /,
     *,
     with_paths: bool = True,
     ref_index: RefMap | None = None,
     ref_outer_index: RefMap | None = None,
     graph: bool | None = None,
-) -> tuple[GraphDef[Any], Any]:
+) -> tuple[GraphDef[A], Any]:
     """Flattens a model into a GraphDef and its leaves.
 
     Args:
@@ -321,7 +329,13 @@ def unflatten(
     return built
 
 
-def merge(graphdef_or_graphstate: Any, /, *states: Any, copy: bool = False, recreate_variables: bool = True) -> Any:
+def merge(
+    graphdef_or_graphstate: GraphDef[A] | GraphState[A],
+    /,
+    *states: Any,
+    copy: bool = False,
+    recreate_variables: bool = True,
+) -> A:
     """The inverse of `split`: a new object with the structure of a GraphDef and the leaves of States.
 
     Args:

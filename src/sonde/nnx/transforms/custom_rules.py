@@ -100,7 +100,7 @@ class CustomVjp:
         self._rules: tuple[Callable[..., Any], Callable[..., Any]] | None = None
         named_like(fun)(self)  # type: ignore[arg-type]
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any], symbolic_zeros: bool = False) -> None:

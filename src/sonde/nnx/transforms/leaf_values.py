@@ -100,7 +100,7 @@ def each_leaf(
     numbers = numbering(definition)
 
     def visit(
-        d: Definition, p: Any, path: Path, below: Path | None, start: int, step: int, entered: Any
+        d: Definition, p: Prefix, path: Path, below: Path | None, start: int, step: int, entered: Any
     ) -> Iterator[Any]:
         if d[0] == REFERENCE:
             if d[1] in numbers:
@@ -130,7 +130,7 @@ def each_leaf(
     return visit(definition, prefix, (), None, 0, 1, ())
 
 
-def _parts(p: Any, keys: Sequence[Any], path: Path, misfit: Misfit) -> Sequence[Any]:
+def _parts(p: Prefix, keys: Sequence[Any], path: Path, misfit: Misfit) -> Sequence[Any]:
     """The parts of a prefix for the children of a node or container."""
     if isinstance(p, Pytree):
         names, parts = p._structure()[0].data, p._structure()[1]
@@ -145,7 +145,7 @@ def _parts(p: Any, keys: Sequence[Any], path: Path, misfit: Misfit) -> Sequence[
     return parts
 
 
-def _is_container(p: Any) -> bool:
+def _is_container(p: Prefix) -> bool:
     if p is None or isinstance(p, (TreeState, PartitionSpec)):
         return False
     return kind_of(p) == CONTAINER
@@ -159,7 +159,7 @@ def alternatives(prefix: Prefix) -> list[Any]:
     """The different values that occur in a prefix."""
     values_seen: list[Any] = []
 
-    def look(p: Any) -> None:
+    def look(p: Prefix) -> None:
         if isinstance(p, ByFilter):
             values: Iterable[Any] = p.for_filters
         elif isinstance(p, TreeState):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,8 @@ from sonde.nnx.transforms.result_lists import Lists
 from sonde.nnx.variable.array_references import is_reference
 from sonde.nnx.variable.sharding import PARTITION_NAME
 from sonde.nnx.variable.variable import Variable
+
+T = TypeVar("T")
 
 
 @also_decorator
@@ -133,7 +135,7 @@ class _Scan:
         self,
         fn: Callable[..., Any],
         taken: Taken,
-        in_axes: Any,
+        in_axes: Prefix,
         out_axes: Any,
         carry_in: int | None,
         carry_out: int | None,
@@ -263,7 +265,7 @@ class _Scan:
         return (*stacked_output[: self._carry_out], carry, *stacked_output[self._carry_out :])
 
 
-def _moved_back(x: Any, axis: int) -> Any:
+def _moved_back(x: T, axis: int) -> T:
     return jax.tree.map(functools.partial(_from_front, axis=axis), x)
 
 

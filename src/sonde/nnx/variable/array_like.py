@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 
 def plain(other: Any) -> Any:
@@ -56,7 +57,7 @@ class ArrayLike:
     def __jax_array__(self) -> Any:
         return self.get_value()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.get_value(), dtype=dtype) if copy else np.asarray(self.get_value(), dtype=dtype)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

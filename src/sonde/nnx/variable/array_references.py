@@ -11,7 +11,7 @@ do not return them, so a transform returns the value of a new reference, and mak
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import numpy as np
@@ -19,6 +19,8 @@ import numpy as np
 from sonde._jax import ArrayLikeRefType, Tracer, is_outermost, register_array_like_reference, trace_level
 from sonde.errors import TraceContextError
 from sonde.nnx.variable.array_like import ArrayLike
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     from sonde.nnx.variable.metadata import Metadata
@@ -65,12 +67,12 @@ def is_reference(value: Any) -> bool:
     return type(value) in REFERENCES or (isinstance(value, Tracer) and isinstance(value, jax.Ref))
 
 
-def load(tree: Any) -> Any:
+def load(tree: T) -> T:
     """The value with each reference replaced by the array it holds now."""
     return jax.tree.map(lambda x: x[...] if is_reference(x) else x, tree)
 
 
-def referring(tree: Any) -> Any:
+def referring(tree: T) -> T:
     """The value with each array replaced by a new reference."""
     return jax.tree.map(lambda x: ArrayReference.to_new(x) if isinstance(x, _HELD) else x, tree)
 
@@ -86,7 +88,7 @@ def store(held: Any, value: Any) -> bool:
     return True
 
 
-def _fits(reference: Any, leaf: Any) -> bool:
+def _fits(reference: jax.Ref, leaf: Any) -> bool:
     if not is_reference(reference) or is_reference(leaf) or not isinstance(leaf, _HELD):
         return False
     return np.shape(leaf) == reference.shape and (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import jax
 from jax.experimental.layout import Format
@@ -18,6 +18,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Shard
 from sonde import _jax
 from sonde.flax.flags import flag
 from sonde.nnx.settings import Setting, SettingChange
+
+T = TypeVar("T")
 
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 AxisNames = Sharding | Format | PartitionSpec | Sequence[str | Sequence[str] | None] | str | None
@@ -89,8 +91,8 @@ def _physical(name: str | Sequence[str] | None, table: dict[str, Any]) -> Any:
 
 
 def place(
-    value: Any, out_sharding: AxisNames, *, mesh: Mesh | AbstractMesh | None = None, rules: Rules | None = None
-) -> Any:
+    value: T, out_sharding: AxisNames, *, mesh: Mesh | AbstractMesh | None = None, rules: Rules | None = None
+) -> T:
     """Places every array in `value` as `out_sharding` says.
 
     Raises:
@@ -108,7 +110,7 @@ def place(
     return _constrain(value, NamedSharding(mesh, spec))
 
 
-def _constrain(value: Any, sharding: Sharding | Format) -> Any:
+def _constrain(value: T, sharding: Sharding | Format) -> T:
     """Places every array in `value` by a sharding, or by a Format (a sharding with a layout in memory)."""
 
     def one(x: Any) -> Any:
@@ -125,7 +127,7 @@ def _constrain(value: Any, sharding: Sharding | Format) -> Any:
     return jax.tree.map(one, value)
 
 
-def place_value(value: Any, metadata: Mapping[str, Any]) -> Any:
+def place_value(value: T, metadata: Mapping[str, Any]) -> T:
     """Places a value on the devices that its metadata gives."""
     if not metadata["eager_sharding"] or metadata["out_sharding"] is None:
         return value

@@ -112,7 +112,7 @@ def shardings_along(prefix: Prefix, skeleton: Skeleton) -> tuple[list[Any], list
     roots: list[Any] = []
     plain: list[Any] = []
 
-    def visit(part: Any, p: Any) -> None:
+    def visit(part: Any, p: Prefix) -> None:
         if part in (ROOT, PLAIN):
             (roots if part == ROOT else plain).append(p)
             return

@@ -337,7 +337,7 @@ class Memory:
             return
         me = weakref.ref(self)
 
-        def forget(_: Any) -> None:
+        def forget(_: weakref.ref[Any]) -> None:
             memory = me()
             if memory is None:
                 return
