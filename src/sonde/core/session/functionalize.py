@@ -16,6 +16,7 @@ import jax
 from sonde.core.marks.arrays import WithoutArrays, split_arrays
 from sonde.core.modules.roots import NO_MODELS, StandIns, stand_ins
 from sonde.core.session.caches import kept_with
+from sonde.core.session.compiled_on_disk import keep_on_disk
 from sonde.core.session.inside_protocol import InsideRequest
 
 
@@ -66,6 +67,7 @@ class JitByStaticPart:
 
     def at(self, static: Hashable) -> Any:
         """The jitted function of the other arguments."""
+        keep_on_disk()
         return kept_with(self, static, lambda meter: meter.jit(functools.partial(self._run, static)))
 
     def __call__(self, static: Hashable, *args: Any) -> Any:
