@@ -1,9 +1,18 @@
 """Calls as functions of their arrays."""
 
+import functools
+from typing import Any
+
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
+import pytest
 
+import sonde
+from sonde import nnx
 from sonde.core.session.functionalize import shapes_of_call
+from sonde.tools import patch_sweep, site_gradients
 
 
 def test_shapes_without_computing():
@@ -16,3 +25,71 @@ def test_shapes_without_computing():
     x = {"x": jnp.ones(3), "name": "any", "shape": jax.ShapeDtypeStruct((2,), jnp.int32)}
     found = shapes_of_call(run, lambda tree, n: (tree["x"] * n, tree["shape"]), (x,), {"n": 2}, None)
     assert [y.shape for y in found] == [(3,), (2,)] and seen == [True]
+
+
+class Weights(nnx.Module):
+    def __init__(self) -> None:
+        self.w = nnx.Param(jnp.array([1.0, 2.0]))
+
+    def __call__(self, x: Any) -> Any:
+        return jnp.sum(sonde.sow(self.w[...] * x, "h") ** 2)
+
+
+class Holder:
+    """An object that JAX knows nothing about."""
+
+    def __init__(self) -> None:
+        self.inner = {"model": Weights()}
+
+    def __call__(self, x: Any) -> Any:
+        return self.inner["model"](x)
+
+
+of_a_global = Weights()
+
+
+def changed_inside(kind: str) -> tuple[Any, Weights]:
+    model = Weights()
+    if kind == "global":
+        of_a_global.w[...] = jnp.array([1.0, 2.0])
+        return lambda x: of_a_global(x), of_a_global
+    if kind == "object":
+        holder = Holder()
+        return holder, holder.inner["model"]
+    if kind == "equinox":
+        cell = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+        return lambda x: model(cell(x) * 0 + x), model
+    forms = {
+        "closure": lambda x: model(x),
+        "method": model.__call__,
+        "default": lambda x, model=model: model(x),
+        "partial": functools.partial(lambda model, x: model(x), model),
+        "nested": lambda x: (lambda y: model(y))(x),
+        "jitted": lambda x: nnx.jit(lambda model, x: model(x))(model, x),
+    }
+    return forms[kind], model
+
+
+@pytest.mark.parametrize(
+    "kind", ["global", "object", "equinox", "closure", "method", "default", "partial", "nested", "jitted"]
+)
+def test_what_a_function_closes_over_may_change(kind: str) -> None:
+    """A tool that is used again answers for the weights that there are now."""
+    f, model = changed_inside(kind)
+    ask, sweep = site_gradients(f, "**/h"), patch_sweep(f, "**/h", metric=lambda y: y, axis=None)
+    x = jnp.ones(2)
+    for weights in ([1.0, 2.0], [3.0, 4.0], [1.0, 2.0]):
+        model.w[...] = jnp.array(weights)
+        expected = float(np.sum(np.square(weights)))
+        assert float(ask(x)[0]) == expected
+        assert float(sweep(x, 2 * x).clean) == expected
+
+
+def test_what_a_metric_closes_over_may_change() -> None:
+    f, target = (lambda x: sonde.sow(2 * x, "h")), np.array([1.0, 1.0], np.float32)
+    ask = site_gradients(f, "h", metric=lambda y: jnp.sum((y - target) ** 2))
+    assert float(ask(jnp.ones(2))[0]) == 2
+    target[0] = 5  # in place
+    assert float(ask(jnp.ones(2))[0]) == 10
+    target = jnp.array([2.0, 2.0])
+    assert float(ask(jnp.ones(2))[0]) == 0

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
+import jax
 import numpy as np
 
 from sonde.core.session.caches import by_identity
@@ -20,6 +21,7 @@ from sonde.core.session.caches import by_identity
 _MOST = 2_000  # parts of values, and bytes of arrays, that are compared by what they are
 _DEPTH = 6
 _LIBRARIES = ("jax", "jaxlib", "numpy", "functools", "builtins")  # whose functions do not change
+_LEAF = jax.tree.structure(0)
 _ITSELF = (bool, int, str, bytes, type(None), type(...), type, np.dtype, np.generic)
 
 
@@ -115,12 +117,22 @@ class _Snapshot:
             return (_Same(value), value.tobytes()) if self.left >= 0 and value.dtype != object else _Same(value)
         if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
             return _Same(getattr(value, "__func__", value)), self.of(value, depth)
+        leaves = _leaves_of_pytree(value)
+        if leaves is not None:
+            self.seen.add(id(value))  # arrays are replaced, not changed, so it is enough to know which there are
+            return _Same(value), tuple([self._value(x, _DEPTH) for x in leaves if hasattr(x, "dtype")])
         if type(value).__eq__ is not object.__eq__ and type(value).__hash__ is not None:
             return by_identity(value)
         if hasattr(value, "__dict__") and id(value) not in self.seen and not _is_of_a_library(value):
             self.seen.add(id(value))
             return _Same(value), self._value(dict(vars(value)), max(depth + 1, _DEPTH - 1))
         return _Same(value)
+
+
+def _leaves_of_pytree(value: Any) -> list[Any] | None:
+    """The leaves of a registered pytree, such as a model; None for a leaf."""
+    leaves, structure = jax.tree.flatten(value)
+    return None if structure == _LEAF else leaves
 
 
 def _is_of_a_library(value: Any) -> bool:

@@ -16,6 +16,7 @@ import jax
 from sonde.core.marks.arrays import WithoutArrays, split_arrays
 from sonde.core.modules.roots import NO_MODELS, StandIns, stand_ins
 from sonde.core.session.caches import kept_with
+from sonde.core.session.closures import state_of
 from sonde.core.session.compiled_on_disk import keep_on_disk
 from sonde.core.session.inside_protocol import InsideRequest
 
@@ -26,9 +27,11 @@ class StaticPart(WithoutArrays):
 
     Attributes:
         models: Where the models of `inside=` are.
+        state: What its functions close over: a program has the values that were there when it was traced.
     """
 
     models: StandIns = NO_MODELS
+    state: Hashable = None
 
     def whole(self, arrays: Sequence[Any]) -> Any:
         """The pytree with these arrays."""
@@ -45,7 +48,8 @@ def static_and_arrays(tree: Any, request: InsideRequest | None = None) -> tuple[
         request: The `inside=` request where the pytree is rebuilt.
     """
     arrays, static = split_arrays(tree)
-    return StaticPart(static.tree, static.leaves, stand_ins(request, tree)), arrays
+    state = state_of(*static.leaves)
+    return StaticPart(static.tree, static.leaves, stand_ins(request, tree), state), arrays
 
 
 def shapes_of_call(run: Callable[..., Any], f: Any, args: Any, kwargs: Any, request: InsideRequest | None) -> Any:
@@ -68,7 +72,9 @@ class JitByStaticPart:
     def at(self, static: Hashable) -> Any:
         """The jitted function of the other arguments."""
         keep_on_disk()
-        return kept_with(self, static, lambda meter: meter.jit(functools.partial(self._run, static)))
+        # A metric, too, may read a variable that has another value now.
+        key = static, state_of(self._run)
+        return kept_with(self, key, lambda meter: meter.jit(functools.partial(self._run, static)))
 
     def __call__(self, static: Hashable, *args: Any) -> Any:
         """Calls the function."""
