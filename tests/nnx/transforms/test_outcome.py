@@ -30,12 +30,12 @@ def test_what_there_is_to_do():
     m = nnx.Dict(w=nnx.Param(jnp.ones(2)))
     taken = take("test", UPDATES, (m,))
     entered = taken.enter(taken.values)
-    assert entered.leave(None, beside=True)[1].nothing
+    assert entered.leave(None, separately=True)[1].nothing
     entered.args[0].w[...] = 3.0
-    _, outcome = entered.leave(None, beside=True)
+    _, outcome = entered.leave(None, separately=True)
     assert outcome.values_only and not outcome.nothing and not outcome.refers
     entered.args[0].flag = 3
-    _, outcome = entered.leave(None, beside=True)
+    _, outcome = entered.leave(None, separately=True)
     assert not outcome.values_only and outcome.refers and outcome.n_edited == 0
 
 

@@ -191,31 +191,31 @@ def _outputs(module: Pytree, name: str, fn: Callable[..., Any], result: T) -> T:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def carry(original: Pytree, copy: Pytree) -> None:
+def mark_copy(original: Pytree, copy: Pytree) -> None:
     """Marks `copy` as a copy of `original`."""
     if captures_run() and original is not copy:
         set_origin(copy, Origin(original, getattr(original, "_origin", None)))
 
 
-def carry_all(original: Any, copy: T) -> T:
+def mark_copies(original: Any, copy: T) -> T:
     """Marks all nodes of a copy that has the structure of the original; returns the copy."""
     if captures_run():
-        carry_nodes(walk(original, graph=True, verb="capture").nodes, copy)
+        mark_copied_nodes(walk(original, graph=True, verb="capture").nodes, copy)
     return copy
 
 
-def carry_nodes(originals: Iterable[tuple[Any, Any]], copy: Any) -> None:
+def mark_copied_nodes(originals: Iterable[tuple[Any, Any]], copy: Any) -> None:
     """Marks the nodes in a copy, by the paths of their originals."""
     copies = dict(walk(copy, graph=True, verb="capture").nodes)
     for path, node in originals:
         if path in copies:
-            carry(node, copies[path])
+            mark_copy(node, copies[path])
 
 
-def carry_below(origin: Origin | None, copy: Any) -> None:
+def mark_copies_of_origin(origin: Origin | None, copy: Any) -> None:
     """Marks a copy, and the nodes in it, with their origin, if it is known."""
     if origin is not None and (original := origin.ref()) is not None:
-        carry_all(original, copy)
+        mark_copies(original, copy)
 
 
 def origin_of(node: Any) -> Origin | None:

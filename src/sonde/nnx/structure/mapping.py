@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from sonde.nnx.modules.module_sites import carry_all
+from sonde.nnx.modules.module_sites import mark_copies
 from sonde.nnx.states.filters import Filter, PathParts, to_predicate
 from sonde.nnx.structure.build import build
 from sonde.nnx.structure.definitions import show_path
@@ -39,7 +39,7 @@ def map(
     """
     walked = walk(node, graph=resolve(graph), verb="map")
     leaves = [f(path, leaf) for path, leaf in walked.flat()]
-    return carry_all(node, build(walked.definition, leaves, recreate=recreate_variables))
+    return mark_copies(node, build(walked.definition, leaves, recreate=recreate_variables))
 
 
 def recursive_map(f: Callable[[PathParts, Any], Any], node: A, /, *, graph: bool | None = None) -> A:
@@ -51,7 +51,7 @@ def recursive_map(f: Callable[[PathParts, Any], Any], node: A, /, *, graph: bool
         graph: True allows shared references, False demands a tree. None: the current mode.
     """
     walked = walk(node, graph=resolve(graph), verb="recursive_map")
-    return carry_all(node, build(walked.definition, walked.leaves, finish=f))
+    return mark_copies(node, build(walked.definition, walked.leaves, finish=f))
 
 
 def with_vars(
@@ -98,7 +98,7 @@ def with_vars(
 
     walked = walk(node, graph=True, verb="with_vars")
     leaves = [changed(path, leaf) for path, leaf in zip(walked.paths, walked.leaves)]
-    return carry_all(node, build(walked.definition, leaves))
+    return mark_copies(node, build(walked.definition, leaves))
 
 
 vars_as = with_vars
@@ -124,7 +124,7 @@ def clone(node: A, variables: bool = True, *, arrays: bool = False, graph: bool 
         leaves = copied(leaves)
     if arrays:
         leaves = jax.tree.map(_copied_array, leaves)
-    return carry_all(node, build(walked.definition, leaves))
+    return mark_copies(node, build(walked.definition, leaves))
 
 
 def _copied_array(x: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, overload
 import jax
 
 from sonde.core import ModuleKind, Origin, register_modules
-from sonde.nnx.modules.module_sites import carry_below, origin_of
+from sonde.nnx.modules.module_sites import mark_copies_of_origin, origin_of
 from sonde.nnx.rendering import Rendered, Writer
 from sonde.nnx.states import traversals
 from sonde.nnx.states.filters import Filter
@@ -325,7 +325,7 @@ def unflatten(
         prototypes=graphdef._prototypes,
         remember=index_ref is not None or graphdef._has_references(),
     )
-    carry_below(graphdef.origin, built)
+    mark_copies_of_origin(graphdef.origin, built)
     return built
 
 

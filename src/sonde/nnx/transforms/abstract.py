@@ -47,12 +47,12 @@ def eval_shape(
         (1000000, 1000000)
     """
     refuse_bound_method("eval_shape", f)
-    how = mode(graph, graph_updates)
-    taken = take("eval_shape", how, args, kwargs)
-    if how.graph and not how.updates:  # the arguments must be trees; the output need not
+    run_mode = mode(graph, graph_updates)
+    taken = take("eval_shape", run_mode, args, kwargs)
+    if run_mode.graph and not run_mode.updates:  # the arguments must be trees; the output need not
         take("eval_shape", Mode(False, False), args, kwargs)
     output = taken.output(jax.eval_shape(taken.pure(f, output_only=True), taken.values))
-    if how.updates:
+    if run_mode.updates:
         _place(output)
     return output
 
@@ -86,12 +86,12 @@ def make_jaxpr(
         >>> nnx.make_jaxpr(lambda w, x: w[...] * x)(nnx.Param(2.0), 3.0)
         { lambda ; a:f32[] b:f32[]. let c:f32[] = mul a b in (c,) }
     """
-    how = mode(graph, graph_updates)
+    run_mode = mode(graph, graph_updates)
 
     @named_like(f)
     def make(*args: Any, **kwargs: Any) -> Any:
         fixed = as_indices(static_argnums, len(args))
-        taken = take("make_jaxpr", how, [Fixed(x) if i in fixed else x for i, x in enumerate(args)], kwargs)
+        taken = take("make_jaxpr", run_mode, [Fixed(x) if i in fixed else x for i, x in enumerate(args)], kwargs)
         return jax.make_jaxpr(taken.pure(f, output_only=True))(taken.values)
 
     return make

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from sonde._array_text import describe
 from sonde.nnx.transforms.lifting import Taken, take
 from sonde.nnx.transforms.options import mode
-from sonde.nnx.transforms.outcome import Left, Outcome
+from sonde.nnx.transforms.outcome import Outcome, PureResult
 from sonde.nnx.variable.variable import Variable
 
 
@@ -82,7 +82,7 @@ def switch(
     return taken.settle(jax.lax.switch(index, agreed, taken.values))
 
 
-def _agreed(taken: Taken, branches: dict[str, Callable[..., Any]]) -> list[Callable[..., Left]]:
+def _agreed(taken: Taken, branches: dict[str, Callable[..., Any]]) -> list[Callable[..., PureResult]]:
     """Pure functions that all return the output and the Variables that any of them changes."""
     # jit caches the traces, so each of the user's functions runs once
     traced = [jax.jit(taken.pure(f), inline=True) for f in branches.values()]
@@ -109,8 +109,8 @@ def _agreed(taken: Taken, branches: dict[str, Callable[..., Any]]) -> list[Calla
     return [_returning(branch, agreed) for branch in traced]
 
 
-def _returning(branch: Callable[[list[Any]], Left], agreed: Outcome) -> Callable[[list[Any]], Left]:
-    def pure(values: list[Any]) -> Left:
+def _returning(branch: Callable[[list[Any]], PureResult], agreed: Outcome) -> Callable[[list[Any]], PureResult]:
+    def pure(values: list[Any]) -> PureResult:
         (outs,), outcome = branch(values)
         n = len(outcome.lists_of_leaves)
         news = dict(zip(outcome.changed, outs[n:]))
@@ -120,7 +120,7 @@ def _returning(branch: Callable[[list[Any]], Left], agreed: Outcome) -> Callable
     return pure
 
 
-def _shown(taken: Taken, left: Left) -> str:
+def _shown(taken: Taken, result: PureResult) -> str:
     """The output of a branch, for messages: its containers, with types in place of arrays."""
-    out = taken.output(left)
+    out = taken.output(result)
     return repr(jax.tree.map(lambda x: describe(x) if hasattr(x, "dtype") else x, out))

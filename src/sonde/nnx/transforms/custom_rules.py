@@ -39,7 +39,7 @@ from sonde.nnx.transforms.options import (
     positional,
     refuse_bound_method,
 )
-from sonde.nnx.transforms.outcome import Left, Outcome
+from sonde.nnx.transforms.outcome import Outcome, PureResult
 from sonde.nnx.transforms.prefixes import DiffState, refuse_prefixes
 
 
@@ -83,20 +83,20 @@ def custom_vjp(
         >>> float(nnx.grad(scaled)(nnx.Dict(w=nnx.Param(jnp.array(3.0))), 2.0)["w"])
         20.0
     """
-    how = mode(graph, graph_updates)
-    refuse_prefixes("custom_vjp", "nondiff_argnums", nondiff_argnums, how)
+    run_mode = mode(graph, graph_updates)
+    refuse_prefixes("custom_vjp", "nondiff_argnums", nondiff_argnums, run_mode)
     refuse_bound_method("custom_vjp", fun)
-    return CustomVjp(fun, tuple(nondiff_argnums), how)
+    return CustomVjp(fun, tuple(nondiff_argnums), run_mode)
 
 
 class CustomVjp:
     """A function with a backward rule; see `nnx.custom_vjp`."""
 
-    def __init__(self, fun: Callable[..., Any], nondiff: tuple[int | DiffState, ...], how: Mode):
+    def __init__(self, fun: Callable[..., Any], nondiff: tuple[int | DiffState, ...], run_mode: Mode):
         self._fun = fun
         self._nondiff = tuple(x for x in nondiff if not isinstance(x, DiffState))
         self._partly = {x.argnum: to_predicate(x.filter) for x in nondiff if isinstance(x, DiffState)}
-        self._mode = how
+        self._mode = run_mode
         self._rules: tuple[Callable[..., Any], Callable[..., Any]] | None = None
         named_like(fun)(self)  # type: ignore[arg-type]
 
@@ -164,7 +164,7 @@ class _Bound:
         # with graph updates, all Variables are outputs, so that the rule gets their cotangents
         self._always = [i for i, kind in enumerate(structure.kinds) if kind is not None] if self._updates else []
 
-    def run(self) -> Left:
+    def run(self) -> PureResult:
         values = self._taken.values
         call = jax.custom_vjp(self._pure)
         call.defvjp(self._forward, self._backward)
@@ -174,7 +174,7 @@ class _Bound:
         values = dict(zip([*self._diff, *self._kept], [*diff, *kept_values]))
         return self._taken.enter([values[i] for i in range(len(values))])
 
-    def _pure(self, diff: list[Any], kept_values: list[Any]) -> Left:
+    def _pure(self, diff: list[Any], kept_values: list[Any]) -> PureResult:
         entered = self._enter(diff, kept_values)
         return entered.leave(self._fun(*entered.args), always=self._always)
 
@@ -188,7 +188,7 @@ class _Bound:
         result = entered.leave(out[0], always=self._always)
         return result, (residuals, diff, kept_values, result[1])
 
-    def _backward(self, saved: tuple[Any, ...], cotangent: Left) -> tuple[list[Any], list[Any]]:
+    def _backward(self, saved: tuple[Any, ...], cotangent: PureResult) -> tuple[list[Any], list[Any]]:
         ((leaves, form), diff, kept_values, outcome) = saved
         # The rule works on objects, so the cotangents, arguments and residuals are rebuilt in its trace.
         built, news = outcome.split(cotangent[0])

@@ -24,7 +24,7 @@ from sonde.nnx.structure.walk import walk
 from sonde.nnx.transforms.leaf_values import each_leaf
 from sonde.nnx.transforms.lifting import Taken, raw, take
 from sonde.nnx.transforms.options import MISSING, Mode, also_decorator, mode, named_like, refuse_bound_method
-from sonde.nnx.transforms.outcome import Left
+from sonde.nnx.transforms.outcome import PureResult
 from sonde.nnx.transforms.prefixes import DiffState, refuse_prefixes
 from sonde.nnx.variable.array_references import load
 from sonde.nnx.variable.kinds import Param
@@ -127,17 +127,17 @@ def _differentiated(
     graph: bool | None,
     graph_updates: bool | None,
 ) -> Any:
-    how = mode(graph, graph_updates)
+    run_mode = mode(graph, graph_updates)
     if reduce_axes:
         raise ValueError(f"nnx.{verb}(reduce_axes={reduce_axes!r}): JAX no longer has this option; leave it out.")
-    refuse_prefixes(verb, "argnums", argnums, how)
+    refuse_prefixes(verb, "argnums", argnums, run_mode)
     refuse_bound_method(verb, f)
     several = not isinstance(argnums, (int, DiffState))
-    requests = [_Wanted.of(x, wrt, how) for x in (argnums if several else (argnums,))]
+    requests = [_Target.of(x, wrt, run_mode) for x in (argnums if several else (argnums,))]
 
     @named_like(f)
     def differentiated(*args: Any, **kwargs: Any) -> Any:
-        taken = take(verb, how, args, kwargs)
+        taken = take(verb, run_mode, args, kwargs)
         targets = [request.counted(verb, len(args)) for request in requests]
         if len({request.argnum for request in targets}) < len(targets):
             raise ValueError(f"nnx.{verb}: an argument is repeated in argnums={argnums}.")
@@ -170,7 +170,7 @@ def _differentiated(
     return differentiated
 
 
-class _Wanted:
+class _Target:
     """An argument to differentiate with respect to, and which of its Variables; `predicate` is None for everything."""
 
     __slots__ = ("argnum", "predicate")
@@ -180,19 +180,19 @@ class _Wanted:
         self.predicate = predicate
 
     @classmethod
-    def of(cls, argnum: int | DiffState, wrt: Filter, how: Mode) -> _Wanted:
+    def of(cls, argnum: int | DiffState, wrt: Filter, run_mode: Mode) -> _Target:
         """From an element of `argnums`."""
         if isinstance(argnum, DiffState):
             return cls(argnum.argnum, to_predicate(argnum.filter))
         if wrt is MISSING:
-            return cls(argnum, to_predicate(Param) if how.updates else None)
+            return cls(argnum, to_predicate(Param) if run_mode.updates else None)
         return cls(argnum, to_predicate(wrt))
 
     def selects(self, below: Path, leaf: Any) -> bool:
         """Whether to differentiate with respect to a leaf; leaves outside nodes always are."""
         return self.predicate is None or not below or self.predicate(below, leaf)
 
-    def counted(self, verb: str, n_args: int) -> _Wanted:
+    def counted(self, verb: str, n_args: int) -> _Target:
         """The same, with the position counted from the front."""
         argnum = self.argnum + n_args if self.argnum < 0 else self.argnum
         if not 0 <= argnum < n_args:
@@ -200,10 +200,10 @@ class _Wanted:
                 f"nnx.{verb} was asked to differentiate with respect to argument {self.argnum}, but was called with "
                 f"{n_args} positional arguments. Keyword arguments cannot be differentiated."
             )
-        return _Wanted(argnum, self.predicate)
+        return _Target(argnum, self.predicate)
 
 
-def _chosen(taken: Taken, targets: list[_Wanted]) -> list[int]:
+def _chosen(taken: Taken, targets: list[_Target]) -> list[int]:
     """The leaves to differentiate with respect to.
 
     Raises:
@@ -216,12 +216,12 @@ def _chosen(taken: Taken, targets: list[_Wanted]) -> list[int]:
         is_selected = None if target is None else target.selects(below, taken.leaves[i])
         before, first = chosen.setdefault(i, (is_selected, path))
         if before is not is_selected:
-            how = {True: "differentiated", False: "filtered out", None: "not among argnums"}
+            instruction = {True: "differentiated", False: "filtered out", None: "not among argnums"}
             raise ValueError(
                 f"Inconsistent aliasing detected: nnx.{taken.verb} was given a {type(taken.leaves[i]).__name__} twice, "
-                f"with conflicting instructions:\n\n  - {show_path(first)}: {how[before]}\n"
-                f"  - {show_path(path)}: {how[is_selected]}\n\nA shared Variable has one gradient: put both arguments "
-                f"in argnums, with one filter, or pass a copy, nnx.clone(...)."
+                f"with conflicting instructions:\n\n  - {show_path(first)}: {instruction[before]}\n"
+                f"  - {show_path(path)}: {instruction[is_selected]}\n\nA shared Variable has one gradient: put both "
+                f"arguments in argnums, with one filter, or pass a copy, nnx.clone(...)."
             )
     return [i for i, (target, _) in sorted(chosen.items()) if target]
 
@@ -248,7 +248,7 @@ def _pair(verb: str, out: Any) -> tuple[Any, Any]:
     raise TypeError(f"nnx.{verb}(has_aux=True) needs a function that returns (output, aux), got {returned}.")
 
 
-def _gradients(taken: Taken, targets: list[_Wanted], grads: dict[int, Any]) -> list[Any]:
+def _gradients(taken: Taken, targets: list[_Target], grads: dict[int, Any]) -> list[Any]:
     """Gradients in the form of the arguments; with a filter, States take the place of nodes."""
     whole = taken.rebuild([grads.get(i) for i in range(len(taken.leaves))])
     visited: set[int] = set()
@@ -303,13 +303,13 @@ def vjp(
         >>> [float(g) for g in pull(1.0)]
         [2.0, 3.0]
     """
-    how = mode(graph, False)
+    run_mode = mode(graph, False)
     if reduce_axes:
         raise ValueError(f"nnx.vjp(reduce_axes={reduce_axes!r}): JAX no longer has this option; leave it out.")
     if f is MISSING:
-        return functools.partial(_as_decorator, vjp, has_aux=has_aux, graph=how.graph)
+        return functools.partial(_as_decorator, vjp, has_aux=has_aux, graph=run_mode.graph)
     refuse_bound_method("vjp", f)
-    taken = take("vjp", how, primals, label="primals")
+    taken = take("vjp", run_mode, primals, label="primals")
 
     pure = _split_output("vjp", f, taken, has_aux)
     diff, pull_flat, ((not_differentiated,), outcome) = jax.vjp(pure, *taken.values, has_aux=True)
@@ -317,7 +317,7 @@ def vjp(
     out, aux = taken.settle((([*diff, *not_differentiated],), outcome))
 
     def pull(cotangent: Any) -> tuple[Any, ...]:
-        cotangent_walk = walk(NamedValues(("out",), (cotangent,)), graph=how.graph, verb="vjp", numbers=True)
+        cotangent_walk = walk(NamedValues(("out",), (cotangent,)), graph=run_mode.graph, verb="vjp", numbers=True)
         if len(cotangent_walk.leaves) != n_diff:
             raise ValueError(
                 f"The cotangent given to the function that nnx.vjp returned has {len(cotangent_walk.leaves)} leaves, "
@@ -331,7 +331,7 @@ def vjp(
 def _split_output(verb: str, f: Callable[..., Any], taken: Taken, has_aux: bool) -> Callable[..., Any]:
     """A pure function that returns the leaves of the output, and, separately, everything that is not differentiated."""
 
-    def pure(*values: Any) -> tuple[list[Any], Left]:
+    def pure(*values: Any) -> tuple[list[Any], PureResult]:
         entered = taken.enter(values)
         out = f(*entered.args)
         out, aux = _pair(verb, out) if has_aux else (out, None)
@@ -371,13 +371,13 @@ def jvp(
     Returns:
         The output and its tangent; with `has_aux` the auxiliary output as the third.
     """
-    how = mode(graph, False)
+    run_mode = mode(graph, False)
     if f is MISSING or primals is MISSING:
-        decorate = functools.partial(_as_decorator, jvp, has_aux=has_aux, graph=how.graph)
+        decorate = functools.partial(_as_decorator, jvp, has_aux=has_aux, graph=run_mode.graph)
         return decorate if f is MISSING else decorate(f)
     refuse_bound_method("jvp", f)
-    taken = take("jvp", how, tuple(primals), label="primals")
-    taken_tangents = take("jvp", how, tuple(tangents), label="tangents")
+    taken = take("jvp", run_mode, tuple(primals), label="primals")
+    taken_tangents = take("jvp", run_mode, tuple(tangents), label="tangents")
     if len(taken_tangents.values) != len(taken.values):
         raise ValueError(
             f"nnx.jvp was given primals with {len(taken.values)} leaves but tangents with "

@@ -20,7 +20,7 @@ lost, and returning a Variable of the arguments is an error.
 Only `take` differs for `nnx.jit`: it remembers what a walk found (`sonde.nnx.transforms.jit.memory`), because a walk
 costs more than a call of a compiled function. `enter`, `leave` and `Outcome` are the same.
 
-Captures: `enter` is the only function that makes copies of the caller's Modules, and it tells `module_sites.carry`
+Captures: `enter` is the only function that makes copies of the caller's Modules, and it tells `module_sites.mark_copy`
 which copy stands for which original.
 """
 
@@ -48,7 +48,7 @@ from sonde.nnx.structure.split_merge import GraphDef
 from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, VARIABLE
 from sonde.nnx.structure.walk import Walk, walk
 from sonde.nnx.transforms.options import Mode
-from sonde.nnx.transforms.outcome import Left, Outcome, settle, write
+from sonde.nnx.transforms.outcome import Outcome, PureResult, settle, write
 from sonde.nnx.transforms.structure_changes import Before
 from sonde.nnx.variable.array_references import is_reference, load
 from sonde.nnx.variable.variable import Variable
@@ -170,10 +170,10 @@ class Taken:
         placement: Placement | None = None,
         always: Iterable[int] = (),
         output_only: bool = False,
-    ) -> Callable[[Sequence[Any]], Left]:
+    ) -> Callable[[Sequence[Any]], PureResult]:
         """A pure function from the values of the leaves: `f` runs on copies of the arguments. See `Entered.leave`."""
 
-        def pure(values: Sequence[Any]) -> Left:
+        def pure(values: Sequence[Any]) -> PureResult:
             entered = self.enter(values)
             output = f(*entered.args, **entered.kwargs)
             return entered.leave(output, placement=placement or ONE_LIST, always=always, output_only=output_only)
@@ -185,13 +185,13 @@ class Taken:
         """The caller's Variables and nodes by index."""
         return self.structure.objects(self.leaves, [node for _, node in self.nodes])
 
-    def settle(self, left: Left) -> Any:
+    def settle(self, result: PureResult) -> Any:
         """Does to the caller's objects what the function did to their copies, and returns the output."""
-        return settle(left, self.leaves, self.objects)
+        return settle(result, self.leaves, self.objects)
 
-    def output(self, left: Left) -> Any:
+    def output(self, result: PureResult) -> Any:
         """The output, without changing the caller's objects."""
-        return settle(left, self.leaves, self.objects, output_only=True)
+        return settle(result, self.leaves, self.objects, output_only=True)
 
     def renewed(self, new: Mapping[int, Any]) -> tuple[Any, ...]:
         """Gives leaves new values and returns the arguments, made of the caller's Variables.
@@ -362,9 +362,9 @@ class Entered:
         placement: Placement = ONE_LIST,
         always: Iterable[int] = (),
         skip: Container[int] = (),
-        beside: bool = False,
+        separately: bool = False,
         output_only: bool = False,
-    ) -> Left:
+    ) -> PureResult:
         """The arrays that leave the trace, and a description of them.
 
         Args:
@@ -373,7 +373,7 @@ class Entered:
             placement: which list each array goes to.
             always: leaves whose values are returned even if they did not change.
             skip: indices of nodes whose arrays are returned by other means.
-            beside: whether the output is plain and is returned separately.
+            separately: whether the output is plain and is returned separately.
             output_only: whether to drop all changes that the function makes; objects of the arguments that it returns
                 become new ones.
         """
@@ -397,7 +397,7 @@ class Entered:
         for edit in edits:
             put(edit.leaves, placement.of_edit(edit))
         definition = None
-        if not beside:
+        if not separately:
             walked = walk(
                 NamedValues((name,), (out,)), graph=self.mode.graph, verb=self.verb, numbers=True, seen=indices
             )
@@ -517,7 +517,7 @@ def enter(
     if originals and capture_state() is not None:
         if mode.graph:
             for index, node in structure.objects((), [node for _, node in originals]).items():
-                module_sites.carry(node, objects_by_index[index])
+                module_sites.mark_copy(node, objects_by_index[index])
         else:
-            module_sites.carry_nodes(originals, call)
+            module_sites.mark_copied_nodes(originals, call)
     return Entered(structure, call, leaves, values, verb, mode, objects_by_index)

@@ -128,7 +128,7 @@ class Carried:
             if taken.verb == "fori_loop":
                 entered.put_back(range(len(values)))
             leaves = returned(entered, out, range(len(values)), "init_val")
-            _, outcome = entered.leave(None, beside=True)
+            _, outcome = entered.leave(None, separately=True)
             return [raw(x) for x in leaves], outcome
 
         return jax.jit(step, inline=True)  # jit caches the trace, so the user's function runs once

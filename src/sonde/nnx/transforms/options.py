@@ -45,8 +45,8 @@ def also_decorator(transform: T) -> T:
     def transformed(*args: Any, **options: Any) -> Any:
         if args or first in options:
             return transform(*args, **options)
-        how = mode(options.get("graph"), options.get("graph_updates"))
-        settled = {"graph": how.graph, "graph_updates": how.updates}
+        run_mode = mode(options.get("graph"), options.get("graph_updates"))
+        settled = {"graph": run_mode.graph, "graph_updates": run_mode.updates}
         return functools.partial(
             transform, **options | {name: settled[name] for name in settled if name in option_names}
         )

@@ -113,14 +113,16 @@ class Outcome:
         return f"Outcome({self.definition!r}, edits={len(self.edits)}, changed={self.changed})"
 
 
-Left = tuple[tuple[list[Any], ...], Outcome]
+PureResult = tuple[tuple[list[Any], ...], Outcome]  # lists of arrays, and what they are
 
 
-def settle(left: Left, leaves: Sequence[Any], objects: Callable[[], Mapping[int, Any]], *, output_only: bool = False):
+def settle(
+    result: PureResult, leaves: Sequence[Any], objects: Callable[[], Mapping[int, Any]], *, output_only: bool = False
+):
     """Applies an outcome to the caller's objects, and returns the output.
 
     Args:
-        left: what left the pure function.
+        result: what the pure function returned.
         leaves: the leaves of the caller's arguments.
         objects: returns the caller's objects by index; called only if the outcome refers to them.
         output_only: leave the caller's objects alone.
@@ -128,7 +130,7 @@ def settle(left: Left, leaves: Sequence[Any], objects: Callable[[], Mapping[int,
     Raises:
         TraceContextError: an object may not be changed here. Nothing is changed then.
     """
-    lists, outcome = left
+    lists, outcome = result
     built, news = outcome.split(lists)
     for i in outcome.references:
         built[i] = referring(built[i])

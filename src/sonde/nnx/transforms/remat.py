@@ -41,13 +41,13 @@ def remat(
         >>> float(nnx.grad(lambda w: layer(w, 3.0))(w))
         3.0
     """
-    how = mode(graph, graph_updates)
+    run_mode = mode(graph, graph_updates)
     refuse_bound_method("remat", f)
 
     @named_like(f)
     def rematerialized(*args: Any, **kwargs: Any) -> Any:
         fixed = as_indices(static_argnums, len(args))
-        taken = take("remat", how, [Fixed(x) if i in fixed else x for i, x in enumerate(args)], kwargs)
+        taken = take("remat", run_mode, [Fixed(x) if i in fixed else x for i, x in enumerate(args)], kwargs)
         run = jax.checkpoint(taken.pure(f), prevent_cse=prevent_cse, policy=policy)
         return taken.settle(run(taken.values))
 

@@ -73,9 +73,9 @@ def scan(
         >>> float(nnx.scan(lambda x, layer: layer.w * x, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(1.0, layers))
         6.0
     """
-    how = mode(graph, graph_updates)
-    refuse_prefixes("scan", "in_axes", in_axes, how)
-    refuse_prefixes("scan", "out_axes", out_axes, how)
+    run_mode = mode(graph, graph_updates)
+    refuse_prefixes("scan", "in_axes", in_axes, run_mode)
+    refuse_prefixes("scan", "out_axes", out_axes, run_mode)
     refuse_bound_method("scan", f)
     carry_in, carry_out = _position_of_carry(in_axes, "in_axes"), _position_of_carry(out_axes, "out_axes")
     if (carry_in is None) != (carry_out is None):
@@ -86,7 +86,7 @@ def scan(
     _check_out_axes(out_axes)
     fn = f
     if transform_metadata and PARTITION_NAME in transform_metadata:
-        fn = with_axis_names(f, in_axes, out_axes, transform_metadata, how.graph)
+        fn = with_axis_names(f, in_axes, out_axes, transform_metadata, run_mode.graph)
     options = {"length": length, "reverse": reverse, "unroll": unroll, "_split_transpose": _split_transpose}
 
     scans: Recent[_Scan] = Recent(PROGRAMS)
@@ -94,7 +94,7 @@ def scan(
     @named_like(f)
     def scanned(*args: Any, **kwargs: Any) -> Any:
         args = positional(f, args, kwargs)
-        taken = take("scan", how, args)
+        taken = take("scan", run_mode, args)
         if capture_state() is not None:  # captures see the caller's nodes, which must not be kept
             return _Scan(fn, taken, in_axes, out_axes, carry_in, carry_out, taken.nodes).run(taken, options)
         make = functools.partial(_Scan, fn, taken, in_axes, out_axes, carry_in, carry_out)

@@ -52,20 +52,20 @@ def shard_map(
         >>> double(nnx.Param(jnp.array(2.0)), jnp.arange(3.0))
         Array([0., 2., 4.], dtype=float32)
     """
-    how = mode(graph, graph_updates)
-    refuse_prefixes("shard_map", "in_specs", in_specs, how)
-    refuse_prefixes("shard_map", "out_specs", out_specs, how)
+    run_mode = mode(graph, graph_updates)
+    refuse_prefixes("shard_map", "in_specs", in_specs, run_mode)
+    refuse_prefixes("shard_map", "out_specs", out_specs, run_mode)
     refuse_bound_method("shard_map", f)
 
     @named_like(f)
     def sharded(*args: Any, **kwargs: Any) -> Any:
-        taken = take("shard_map", how, positional(f, args, kwargs))
+        taken = take("shard_map", run_mode, positional(f, args, kwargs))
         options = {"arguments": ("in_specs", in_specs), "output": ("out_specs", out_specs)}
         lists = Lists("shard_map", taken.structure, taken.leaves, **options)
 
         # as in Flax, Variables are sharded afterwards even if the function does not change them
         kinds = taken.structure.kinds
-        placed = [i for i, kind in enumerate(kinds) if kind is not None] if how.updates else []
+        placed = [i for i, kind in enumerate(kinds) if kind is not None] if run_mode.updates else []
         run = jax.shard_map(
             taken.pure(f, placement=lists, always=placed),
             mesh=mesh,

@@ -25,7 +25,7 @@ from sonde.nnx.transforms.options import (
     refuse_bound_method,
     with_axes,
 )
-from sonde.nnx.transforms.outcome import Left
+from sonde.nnx.transforms.outcome import PureResult
 from sonde.nnx.transforms.prefixes import Prefix, refuse_prefixes
 from sonde.nnx.transforms.result_lists import Lists, with_keywords
 from sonde.nnx.variable.sharding import PARTITION_NAME
@@ -75,21 +75,21 @@ def vmap(
         >>> count.sum()
         Array(3., dtype=float32)
     """
-    how = mode(graph, graph_updates)
-    refuse_prefixes("vmap", "in_axes", in_axes, how)
-    refuse_prefixes("vmap", "out_axes", out_axes, how)
+    run_mode = mode(graph, graph_updates)
+    refuse_prefixes("vmap", "in_axes", in_axes, run_mode)
+    refuse_prefixes("vmap", "out_axes", out_axes, run_mode)
     refuse_bound_method("vmap", f)
-    fn = _with_axis_names(f, in_axes, out_axes, transform_metadata, how)
+    fn = _with_axis_names(f, in_axes, out_axes, transform_metadata, run_mode)
 
     @named_like(f)
     def mapped(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = with_axes(f, args, kwargs, in_axes)
-        taken = take("vmap", how, args, kwargs)
+        taken = take("vmap", run_mode, args, kwargs)
         lists = _lists("vmap", taken, in_axes, out_axes)
         axes = lists.in_values
         inside: list[Entered] = []
 
-        def pure(*values: Any) -> Left:
+        def pure(*values: Any) -> PureResult:
             entered = taken.enter(values[: len(axes)])
             inside[:] = [entered]
             return entered.leave(fn(*entered.args, **entered.kwargs), placement=lists)
@@ -136,11 +136,11 @@ def _named(pure: Callable[..., Any], f: Callable[..., Any]) -> Callable[..., Any
 
 
 def _with_axis_names(
-    f: Callable[..., Any], in_axes: Prefix, out_axes: Prefix, metadata: Mapping[str, Any] | None, how: Mode
+    f: Callable[..., Any], in_axes: Prefix, out_axes: Prefix, metadata: Mapping[str, Any] | None, run_mode: Mode
 ) -> Any:
     if not metadata or PARTITION_NAME not in metadata:
         return f
-    return with_axis_names(f, in_axes, out_axes, metadata, how.graph)
+    return with_axis_names(f, in_axes, out_axes, metadata, run_mode.graph)
 
 
 @also_decorator
@@ -175,11 +175,11 @@ def pmap(
         graph: True allows shared references, False demands trees. None: the current mode.
         graph_updates: whether the function may change the structure of its arguments. None: the current setting.
     """
-    how = mode(graph, graph_updates)
-    refuse_prefixes("pmap", "in_axes", in_axes, how)
-    refuse_prefixes("pmap", "out_axes", out_axes, how)
+    run_mode = mode(graph, graph_updates)
+    refuse_prefixes("pmap", "in_axes", in_axes, run_mode)
+    refuse_prefixes("pmap", "out_axes", out_axes, run_mode)
     refuse_bound_method("pmap", f)
-    fn = _with_axis_names(f, in_axes, out_axes, transform_metadata, how)
+    fn = _with_axis_names(f, in_axes, out_axes, transform_metadata, run_mode)
     static = static_broadcasted_argnums
     static = (static,) if isinstance(static, int) else tuple(static)
     donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
@@ -191,8 +191,8 @@ def pmap(
         gone = {structure.names[i] for i in as_indices(donated, structure.n_args)}
         donated_leaves = [i for i, path in enumerate(structure.paths) if path[0] in gone]
 
-        def pure(*values: Any) -> Left:
-            entered = enter(structure, values, verb="pmap", mode=how)
+        def pure(*values: Any) -> PureResult:
+            entered = enter(structure, values, verb="pmap", mode=run_mode)
             return entered.leave(fn(*entered.args, **entered.kwargs), placement=lists)
 
         return jax.pmap(
@@ -210,7 +210,7 @@ def pmap(
     def mapped(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = with_axes(f, args, kwargs, in_axes)
         fixed = as_indices(static, len(args))
-        taken = take("pmap", how, [Fixed(x) if i in fixed else x for i, x in enumerate(args)], kwargs)
+        taken = take("pmap", run_mode, [Fixed(x) if i in fixed else x for i, x in enumerate(args)], kwargs)
         run = programs.get(taken.structure, lambda: program(taken))
         return taken.settle(run(*taken.values))
 

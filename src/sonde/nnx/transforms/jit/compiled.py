@@ -127,18 +127,18 @@ def jit(
         >>> int(step(count, 5)), int(step(count, 5)), int(count)
         (5, 10, 2)
     """
-    how = mode(graph, graph_updates)
+    run_mode = mode(graph, graph_updates)
     more: dict[str, Any] = {"keep_unused": keep_unused, "inline": inline}
     if device is not None:
         more["device"] = device
     if backend is not None:
         more["backend"] = backend
-    refuse_prefixes("jit", "in_shardings", in_shardings, how)
-    refuse_prefixes("jit", "out_shardings", out_shardings, how)
+    refuse_prefixes("jit", "in_shardings", in_shardings, run_mode)
+    refuse_prefixes("jit", "out_shardings", out_shardings, run_mode)
     refuse_bound_method("jit", fun)
     static = named_arguments(fun, static_argnums, static_argnames)
     donated = named_arguments(fun, donate_argnums, donate_argnames)
-    return _caller(fun, _Compiler(Options(fun, how, in_shardings, out_shardings, static, donated, more)))
+    return _caller(fun, _Compiler(Options(fun, run_mode, in_shardings, out_shardings, static, donated, more)))
 
 
 def _caller(fun: Callable[..., Any], compiler: _Compiler) -> Callable[..., Any]:
@@ -299,8 +299,8 @@ def jit_partial(fun: Callable[..., Any], *partial_args: Any, **options: Any) -> 
     Returns:
         A function of the other arguments.
     """
-    how = mode(options.get("graph"), options.get("graph_updates"))
-    take("jit_partial", how, partial_args)  # in tree mode, refuses aliases
+    run_mode = mode(options.get("graph"), options.get("graph_updates"))
+    take("jit_partial", run_mode, partial_args)  # in tree mode, refuses aliases
     jitted = jit(fun, **options)
     return _staged(functools.partial(jitted, *partial_args), jitted, partial_args)
 

@@ -19,7 +19,7 @@ from sonde.nnx.structure.value_kinds import CONTAINER, KIND, NODE, VARIABLE, kin
 from sonde.nnx.structure.walk import Walk
 from sonde.nnx.transforms.bounded_cache import PROGRAMS
 from sonde.nnx.transforms.jit.program import Program
-from sonde.nnx.transforms.outcome import Left, Outcome, settle
+from sonde.nnx.transforms.outcome import Outcome, PureResult, settle
 from sonde.nnx.transforms.structure_changes import Contents, contents, same_contents
 from sonde.nnx.variable.cell import Cell
 from sonde.nnx.variable.variable import Variable
@@ -192,7 +192,7 @@ class Plan:
             cell.value = value
         return out
 
-    def _finish_any(self, out: Any, leaving: Left) -> Any:
+    def _finish_any(self, out: Any, leaving: PureResult) -> Any:
         """The same for outcomes that change more than values, and for those visited for the first time."""
         lists, outcome = leaving
         built = settle(leaving, self.leaves, self._objects)

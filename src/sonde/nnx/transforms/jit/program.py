@@ -138,11 +138,11 @@ class Program:
             args, kwargs = assemble(skeleton, entered.args, inputs[n_lead:])
             out = fun(*args, **kwargs)
             # A plain output leaves as it is: JAX rebuilds it in C++.
-            beside = placement is ONE_LIST and not holds_objects(out) and not holds_references(out)
-            leaving = entered.leave(out, placement=placement, always=always, beside=beside)
+            separately = placement is ONE_LIST and not holds_objects(out) and not holds_references(out)
+            leaving = entered.leave(out, placement=placement, always=always, separately=separately)
             if leaving[1].nothing and type(out) is not tuple:
                 return out
-            return out if beside else None, leaving
+            return out if separately else None, leaving
 
         traced.__name__ = traced.__qualname__ = getattr(fun, "__name__", "jit")
         return traced
