@@ -19,7 +19,7 @@ ablate(f, pattern)                      the program without some of its values
 steer(f, {pattern: direction})          the program pushed in a direction
 extract(f, {path: name})                values at sites as features, and nothing else computed
 logit_lens(f, readout=...)              what the model would say at every layer
-example_grad_norms(loss)                which examples pull hardest
+example_grad_norms(loss)                the norm of each example's gradient
 probe(values, labels)                   what a linear classifier reads off the values at each site
 monitor(train_step, {pattern: [...]})   statistics of a training run, inside the step
 compare_training(f, g)                  the first step after which two train steps differ
