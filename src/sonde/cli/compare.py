@@ -68,14 +68,14 @@ def compare(context: click.Context, first: str, second: str, **given: Any) -> No
     Both are targets, module:name or file.py:name; `sonde --help` explains what the name may be. One may be a file
     (.onnx, .npz or .safetensors) or a model folder of Hugging Face: it runs with the arguments of the other.
     """
-    asked = Asked(**given)
-    with quiet_stdout(asked.as_json):
-        found = compared(first, second, asked)[0]
-    show_comparison(context, found, first, second, asked)
+    choices = Choices(**given)
+    with quiet_stdout(choices.as_json):
+        comparison = compared(first, second, choices)[0]
+    show_comparison(context, comparison, first, second, choices)
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class Choices:
     """What was typed besides the programs; see `OPTIONS`."""
 
     input_file: str | None
@@ -93,7 +93,7 @@ class Asked:
     show_traceback: bool
 
 
-def compared(first: str, second: str, asked: Asked) -> tuple[Comparison, Any, Any]:
+def compared(first: str, second: str, choices: Choices) -> tuple[Comparison, Any, Any]:
     """The comparison of two programs by name, and the programs."""
     from sonde.cli.page_file import check_writable
     from sonde.cli.target import Target, program_at
@@ -101,30 +101,34 @@ def compared(first: str, second: str, asked: Asked) -> tuple[Comparison, Any, An
     from sonde.tools import compare as compare_programs
     from sonde.tools.comparison.compare import NothingComparedError
 
-    if asked.out is not None:
-        check_writable(asked.out)
+    if choices.out is not None:
+        check_writable(choices.out)
     if _is_path(first) and _is_path(second):
         raise Unusable(f"{first} and {second} are files or folders: at least one must be a target, file.py:name")
-    one = None if _is_path(first) else program_at(first, asked.input_file, asked.call_arguments)
-    other = None if _is_path(second) else program_at(second, asked.input_file, asked.call_arguments, instead=one)
-    known = one or other
-    assert known is not None
-    both = Target(f"{first} or {second}", known.f, (), {})
-    with running(both, show_traceback=asked.show_traceback, usable=(NothingComparedError,)):
+    one_program = None if _is_path(first) else program_at(first, choices.input_file, choices.call_arguments)
+    other_program = (
+        None
+        if _is_path(second)
+        else program_at(second, choices.input_file, choices.call_arguments, instead=one_program)
+    )
+    either = one_program or other_program
+    assert either is not None
+    both = Target(f"{first} or {second}", either.f, (), {})
+    with running(both, show_traceback=choices.show_traceback, usable=(NothingComparedError,)):
         loaded = [
-            program or dataclasses.replace(known, f=_loaded(Path(name)))
-            for program, name in ((one, first), (other, second))
+            program or dataclasses.replace(either, f=_loaded(Path(name)))
+            for program, name in ((one_program, first), (other_program, second))
         ]
         with busy("running both programs"):
             comparison = compare_programs(
                 *map(_whole, loaded),
-                *asked.patterns,
-                rtol=asked.rtol,
-                atol=asked.atol,
-                norm=asked.norm,
-                grads=asked.grads or None,
-                inside=asked.inside or None,
-                match_paths=asked.match_file,
+                *choices.patterns,
+                rtol=choices.rtol,
+                atol=choices.atol,
+                norm=choices.norm,
+                grads=choices.grads or None,
+                inside=choices.inside or None,
+                match_paths=choices.match_file,
             )
             try:
                 return comparison(), loaded[0].f, loaded[1].f
@@ -133,25 +137,30 @@ def compared(first: str, second: str, asked: Asked) -> tuple[Comparison, Any, An
 
 
 def show_comparison(
-    context: click.Context, found: Comparison, first: str, second: str, asked: Asked, more: dict[str, Any] | None = None
+    context: click.Context,
+    comparison: Comparison,
+    first: str,
+    second: str,
+    choices: Choices,
+    more: dict[str, Any] | None = None,
 ) -> None:
     """Shows a comparison, writes what was asked for, and ends the command."""
-    if not found.drifts and not asked.inside:
+    if not comparison.drifts and not choices.inside:
         options_of_both = " ".join(
             f"--inside {where}" for where in dict.fromkeys(name.rpartition(":")[0] for name in (first, second)) if where
         )
         hint(f"No values inside were compared: look into the programs as they are, such as with {options_of_both}.")
-    if asked.save_matches:
-        found.save_matches(asked.save_matches)
-    if asked.out is not None:
-        found.write(asked.out)
-    if asked.as_json:
-        show_json(_plain(found) | (more or {}))
+    if choices.save_matches:
+        comparison.save_matches(choices.save_matches)
+    if choices.out is not None:
+        comparison.write(choices.out)
+    if choices.as_json:
+        show_json(_plain(comparison) | (more or {}))
     else:
-        show(found)
-    if asked.out is not None:
-        show_page(Path(asked.out).resolve())
-    context.exit(FINE if found.first is None else FOUND)
+        show(comparison)
+    if choices.out is not None:
+        show_page(Path(choices.out).resolve())
+    context.exit(FINE if comparison.first is None else FOUND)
 
 
 def _loaded(path: Path) -> Any:
@@ -172,16 +181,16 @@ def _whole(program: Target) -> Any:
     return Call(program.f, program.args, program.kwargs)
 
 
-def _plain(found: Comparison) -> dict[str, Any]:
+def _plain(comparison: Comparison) -> dict[str, Any]:
     from sonde.report.plain_json import plain
 
     return {
-        "same": found.first is None,
-        "first": None if found.first is None else plain(dataclasses.asdict(found.first)),
-        "drifts": [plain(dataclasses.asdict(drift)) for drift in found.drifts],
-        "results": [plain(dataclasses.asdict(drift)) for drift in found.results],
-        "matches": [dataclasses.asdict(match) for match in found.matches],
-        "unchecked": list(found.unchecked),
-        "only_first": [{"path": path, "call": call} for path, call in found.only_first],
-        "only_second": [{"path": path, "call": call} for path, call in found.only_second],
+        "same": comparison.first is None,
+        "first": None if comparison.first is None else plain(dataclasses.asdict(comparison.first)),
+        "drifts": [plain(dataclasses.asdict(drift)) for drift in comparison.drifts],
+        "results": [plain(dataclasses.asdict(drift)) for drift in comparison.results],
+        "matches": [dataclasses.asdict(match) for match in comparison.matches],
+        "unchecked": list(comparison.unchecked),
+        "only_first": [{"path": path, "call": call} for path, call in comparison.only_first],
+        "only_second": [{"path": path, "call": call} for path, call in comparison.only_second],
     }

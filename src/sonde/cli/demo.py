@@ -99,13 +99,13 @@ def _pretrained(context: click.Context, out: str, as_json: bool) -> None:
         show(Text("Looking into SmolLM2, 135 million parameters. This takes about two minutes.", "dim"))
     try:
         with busy("loading SmolLM2") as say:
-            found = pretrained.look(say)
+            story = pretrained.look(say)
     except ModuleNotFoundError as error:
         raise click.UsageError(str(error)) from error
-    write_page(found.report, page)
+    write_page(story.report, page)
     if as_json:
-        show_json(found.to_json() | {"page": str(page)})
+        show_json(story.to_json() | {"page": str(page)})
     else:
-        show(pretrained.show(found), "")
+        show(pretrained.show(story), "")
         show_page(page)
-    context.exit(FOUND if found.problems else FINE)
+    context.exit(FOUND if story.problems else FINE)

@@ -53,17 +53,17 @@ def page_of(kind: type[errors.SondeError]) -> str:
 
 
 def _kinds() -> dict[str, type[errors.SondeError]]:
-    found = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
-    return {name: kind for name, kind in sorted(found.items()) if kind is not errors.SondeError}
+    classes = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
+    return {name: kind for name, kind in sorted(classes.items()) if kind is not errors.SondeError}
 
 
 def _kind_named(name: str) -> type[errors.SondeError]:
     """The class of errors that a name means: `InsideError`, `inside`, `sonde.errors.InsideError`."""
-    wanted = name.rpartition(".")[2].lower().removesuffix("error")
-    known = {each.lower().removesuffix("error"): kind for each, kind in _kinds().items()}
-    if wanted in known:
-        return known[wanted]
-    near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.6)
-    listed = ", ".join(known[n].__name__ for n in near)
+    lowered = name.rpartition(".")[2].lower().removesuffix("error")
+    names = {each.lower().removesuffix("error"): kind for each, kind in _kinds().items()}
+    if lowered in names:
+        return names[lowered]
+    near = difflib.get_close_matches(lowered, names, n=3, cutoff=0.6)
+    listed = ", ".join(names[n].__name__ for n in near)
     more = f" Nearest: {listed}." if near else ""
     raise Unusable(f"Sonde has no error {name!r}.{more} `sonde explain` lists all.")

@@ -42,11 +42,13 @@ def harvest(
     inside, as sonde.store.harvest takes them. The same command on the same FOLDER continues where it was interrupted.
     """
     with quiet_stdout(as_json), running_on_batches(target, inside, show_traceback) as (f, batches, more):
-        kept = sonde.store.harvest(f, batches, folder, *patterns, dtype=dtype, grads=grads, memory=memory << 20, **more)
+        written = sonde.store.harvest(
+            f, batches, folder, *patterns, dtype=dtype, grads=grads, memory=memory << 20, **more
+        )
     if as_json:
-        show_json(contents_as_json(kept))
+        show_json(contents_as_json(written))
     else:
-        show(kept)
+        show(written)
 
 
 BatchTarget = tuple[Callable[..., Any], Any, dict[str, Any]]

@@ -48,20 +48,20 @@ def read_tokens(path: str | Path) -> list[str]:
         raise Unusable(f"There is no file {str(path)!r} to read tokens from.")
     try:
         text = path.read_text(encoding="utf-8")
-        found = json.loads(text) if path.suffix == ".json" else text.splitlines()
+        tokens = json.loads(text) if path.suffix == ".json" else text.splitlines()
     except (OSError, ValueError) as error:
         raise Unusable(f"{str(path)!r} cannot be read as a list of tokens: {error}") from error
-    if not isinstance(found, list) or not all(isinstance(token, str) for token in found):
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise Unusable(f"{str(path)!r} must hold a JSON list of strings, one for each position.")
-    return found
+    return tokens
 
 
-def _for_jax(what: str, array: np.ndarray, path: Path) -> Any:
+def _for_jax(label: str, array: np.ndarray, path: Path) -> Any:
     try:
         return jnp.asarray(array)
     except (TypeError, ValueError) as error:
         raise Unusable(
-            f"{what[0].upper()}{what[1:]} of {str(path)!r} has dtype {array.dtype}, which JAX does not support."
+            f"{label[0].upper()}{label[1:]} of {str(path)!r} has dtype {array.dtype}, which JAX does not support."
         ) from error
 
 
@@ -95,9 +95,11 @@ def with_arrays(
         elif number and (int(number[1]) < len(by_place) or inspect.Parameter.VAR_POSITIONAL in open_ended):
             places[int(number[1])] = array
         else:
-            known = [*by_place, *sorted(by_name)]
-            near = "".join(f"; nearest: {n}" for n in difflib.get_close_matches(name, known, n=1))
-            has = f"Its parameters are {', '.join(known)}{near}" if known else "It has no parameters"
+            parameter_names = [*by_place, *sorted(by_name)]
+            near = "".join(f"; nearest: {n}" for n in difflib.get_close_matches(name, parameter_names, n=1))
+            has = (
+                f"Its parameters are {', '.join(parameter_names)}{near}" if parameter_names else "It has no parameters"
+            )
             raise Unusable(f"{target} has no parameter for the array {name!r} of the input file. {has}.")
 
     # After a gap, only names can tell which parameter is meant.

@@ -97,7 +97,7 @@ def _shortened(text: str, most: int = _MOST_CHARACTERS, *, keep_end: bool = Fals
         return text
     left_out = f"... {len(text) - most:,} characters left out: fewer `patterns` or a narrower `inside` give less ..."
     if keep_end:
-        kept = text[-most:]
-        return f"{left_out}\n{kept.partition(chr(10))[2] or kept}"
-    kept = text[:most]
-    return f"{kept.rpartition(chr(10))[0] or kept}\n{left_out}"
+        piece = text[-most:]
+        return f"{left_out}\n{piece.partition(chr(10))[2] or piece}"
+    piece = text[:most]
+    return f"{piece.rpartition(chr(10))[0] or piece}\n{left_out}"

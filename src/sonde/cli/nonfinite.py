@@ -52,28 +52,28 @@ def nonfinite(
     from sonde.cli.user_program import running
     from sonde.report.plain_json import plain
 
-    asked = inside or None
+    inside_names = inside or None
     with quiet_stdout(as_json):
         program = program_at(target, input_file, call_arguments)
         with running(program, show_traceback=show_traceback), busy("running the program"):
-            found = sonde.first_nonfinite(program.f, context=before, inside=asked, discarded=True)(
+            first = sonde.first_nonfinite(program.f, context=before, inside=inside_names, discarded=True)(
                 *program.args, **program.kwargs
             )
-    finite = found is None or found.discarded
+    finite = first is None or first.discarded
     if as_json:
-        show_json({"finite": finite, "first": None if found is None else plain(as_dict(found))})
-    elif found is None:
+        show_json({"finite": finite, "first": None if first is None else plain(as_dict(first))})
+    elif first is None:
         show(Text("Every result of the program is finite.", style="green"))
     else:
-        if found.discarded:
+        if first.discarded:
             show(Text("Every result of the program is finite. On the way a value was not:", style="green"))
-        show(found)
+        show(first)
     context.exit(FINE if finite else FOUND)
 
 
-def as_dict(found: NonFinite) -> dict[str, Any]:
+def as_dict(first: NonFinite) -> dict[str, Any]:
     """What was found, as data."""
-    fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
-    fields["before"] = [dataclasses.asdict(r) for r in found.before]
-    fields["error"] = None if found.error is None else "".join(traceback.format_exception_only(found.error)).strip()
+    fields = {field.name: getattr(first, field.name) for field in dataclasses.fields(first)}
+    fields["before"] = [dataclasses.asdict(r) for r in first.before]
+    fields["error"] = None if first.error is None else "".join(traceback.format_exception_only(first.error)).strip()
     return fields

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from sonde.cli.compare import OPTIONS, Asked, compared, show_comparison
+from sonde.cli.compare import OPTIONS, Choices, compared, show_comparison
 from sonde.cli.exit_codes import TEXT
 from sonde.cli.output import hint, quiet_stdout, show
 
@@ -25,19 +25,19 @@ def port(context: click.Context, original: str, port: str, code: bool, **given: 
     """
     from sonde.port.parameters import map_parameters, parameters_of
 
-    asked = Asked(**given)
-    with quiet_stdout(asked.as_json):
-        comparison, *programs = compared(original, port, asked)
+    choices = Choices(**given)
+    with quiet_stdout(choices.as_json):
+        comparison, *programs = compared(original, port, choices)
         parameters = [parameters_of(program) for program in programs]
     more: dict[str, Any] = {"parameters": None}
     if parameters[0] and parameters[1]:
         mapped = map_parameters(parameters[0], parameters[1])
         rows = [{"first": a, "second": b, "layout": how} for a, b, how in mapped.rows()]
         more["parameters"] = {"matched": rows, "missing": list(mapped.missing), "surplus": list(mapped.surplus)}
-        if not asked.as_json:
+        if not choices.as_json:
             show(mapped)
             print(mapped.code()) if code else None
     else:
-        which = "original" if not parameters[0] else "port"
-        hint(f"Parameters are not compared: the {which} is no model with parameters; a model itself has them.")
-    show_comparison(context, comparison, original, port, asked, more)
+        side = "original" if not parameters[0] else "port"
+        hint(f"Parameters are not compared: the {side} is no model with parameters; a model itself has them.")
+    show_comparison(context, comparison, original, port, choices, more)

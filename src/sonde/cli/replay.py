@@ -31,7 +31,7 @@ def replay(context: click.Context, bundle: Path, as_json: bool) -> None:
     except StoreError as error:
         raise Unusable(str(error)) from error
     try:
-        found = call.replay()
+        outcome = call.replay()
     except StoreError as error:
         raise Failed(f"{error}\n{call.answer}".strip()) from error
     except Exception as error:
@@ -41,14 +41,14 @@ def replay(context: click.Context, bundle: Path, as_json: bool) -> None:
             {
                 "name": call.name,
                 "versions": dict(call.versions),
-                "not_finite": list(found.not_finite),
-                "repeated": found.is_repeated,
+                "not_finite": list(outcome.not_finite),
+                "repeated": outcome.is_repeated,
                 "answer": call.answer,
             }
         )
     else:
         written = ", ".join(f"{name} {version}" for name, version in call.versions.items())
-        show(Text(f"{call.name}, written with {written}", style="bold"), Text(str(found)))
+        show(Text(f"{call.name}, written with {written}", style="bold"), Text(str(outcome)))
         if call.answer:
             show(Text(f"\nWhat was found then:\n{call.answer}"))
-    context.exit(FOUND if found.not_finite else FINE)
+    context.exit(FOUND if outcome.not_finite else FINE)

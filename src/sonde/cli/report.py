@@ -67,29 +67,29 @@ def report(
     from sonde.report import examine
 
     page = None if no_page or (as_json and out is None) else check_writable(out or PAGE)
-    asked = inside or None
+    inside_names = inside or None
     tokens = read_tokens(token_file) if token_file else None
     with quiet_stdout(as_json):
         program = program_at(target, input_file, call_arguments)
         with running(program, show_traceback=show_traceback, reports=True), busy("running the program") as say:
-            options = {"grads": grads, "inside": asked, "title": title or target, "tokens": tokens}
+            options = {"grads": grads, "inside": inside_names, "title": title or target, "tokens": tokens}
             look = examine(program.f, *patterns, progress=say, **options)
-            found = look(*program.args, **program.kwargs)
-    if not found.sites and found.failure is None:
+            examined = look(*program.args, **program.kwargs)
+    if not examined.sites and examined.failure is None:
         raise no_sites(target)
     if page is not None:
-        write_page(found, page)
+        write_page(examined, page)
     if as_json:
-        show_json(found.to_json() | {"page": None if page is None else str(page)})
+        show_json(examined.to_json() | {"page": None if page is None else str(page)})
     else:
-        show(found, *(found.source[:_MOST_SHOWN] if with_source else ()))
+        show(examined, *(examined.source[:_MOST_SHOWN] if with_source else ()))
         if page is not None:
             show_page(page)
-    if grads and found.failure is None and not any(site.gradients for site in found.sites):
+    if grads and examined.failure is None and not any(site.gradients for site in examined.sites):
         hint(f"There are no gradients: {target} differentiates nothing. Name a training step, or jax.grad of a loss.")
-    if found.failure is not None:
+    if examined.failure is not None:
         if show_traceback:
-            traceback.print_exception(found.failure.error)
+            traceback.print_exception(examined.failure.error)
         context.exit(FAILED)
     serious = LEVELS[: LEVELS.index(fail_on) + 1] if fail_on != "never" else ()
-    context.exit(FOUND if any(f.severity in serious for f in found.findings) else FINE)
+    context.exit(FOUND if any(f.severity in serious for f in examined.findings) else FINE)

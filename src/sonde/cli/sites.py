@@ -37,17 +37,19 @@ def sites(
     from sonde.cli.target import program_at
     from sonde.cli.user_program import no_sites, running
 
-    asked = inside or None
+    inside_names = inside or None
     with quiet_stdout(as_json):
         program = program_at(target, input_file, call_arguments)
         with running(program, show_traceback=show_traceback), busy("tracing the program"):
-            found = sonde.sites(program.f, *patterns, grads=grads, inside=asked)(*program.args, **program.kwargs)
-    if not found.paths:
+            listed = sonde.sites(program.f, *patterns, grads=grads, inside=inside_names)(
+                *program.args, **program.kwargs
+            )
+    if not listed.paths:
         raise no_sites(target)
     if as_json:
-        show_json({"bytes": found.bytes, "sites": [_plain(info) for info in found]})
+        show_json({"bytes": listed.bytes, "sites": [_plain(info) for info in listed]})
     else:
-        show(found)
+        show(listed)
 
 
 def _plain(info: sonde.SiteInfo) -> dict[str, Any]:

@@ -24,13 +24,13 @@ def store_commands() -> None:
 def ls(folder: str, as_json: bool) -> None:
     """List the arrays of the store in FOLDER."""
     try:
-        found = sonde.store.open(folder)
+        stored = sonde.store.open(folder)
     except StoreError as error:
         raise Unusable(str(error)) from error
     if as_json:
-        show_json(contents_as_json(found))
+        show_json(contents_as_json(stored))
     else:
-        show(found)
+        show(stored)
 
 
 @store_commands.command("check", epilog=TEXT)
@@ -40,14 +40,14 @@ def check(folder: str, as_json: bool) -> int:
     """Read everything that the store in FOLDER lists, and verify checksums."""
     try:
         with busy("reading the store"):
-            found = sonde.store.check(folder)
+            damage = sonde.store.check(folder)
     except StoreError as error:
         raise Unusable(str(error)) from error
     if as_json:
-        show_json({"whole": not found, "damage": damage_as_json(found)})
+        show_json({"whole": not damage, "damage": damage_as_json(damage)})
     else:
-        show(*([f"{len(found)} damaged:", *map(str, found)] if found else ["Nothing is damaged."]))
-    return _end(FOUND if found else FINE)
+        show(*([f"{len(damage)} damaged:", *map(str, damage)] if damage else ["Nothing is damaged."]))
+    return _end(FOUND if damage else FINE)
 
 
 @store_commands.command("merge", epilog=TEXT)
@@ -72,13 +72,13 @@ def damage_as_json(damages: list[sonde.store.Damage]) -> list[dict[str, Any]]:
     return [{"array": d.name, "rows": list(d.rows), "reason": d.reason} for d in damages]
 
 
-def contents_as_json(found: sonde.store.Store) -> dict[str, Any]:
+def contents_as_json(stored: sonde.store.Store) -> dict[str, Any]:
     """The contents of a store, for JSON."""
     arrays = [
         {"kind": a.kind, "path": a.path, "shape": list(a.shape), "dtype": a.dtype.name, "bytes": a.nbytes}
-        for a in found.arrays
+        for a in stored.arrays
     ]
-    return {"folder": found.folder, "batches": found.n_batches, "finished": found.finished, "arrays": arrays}
+    return {"folder": stored.folder, "batches": stored.n_batches, "finished": stored.finished, "arrays": arrays}
 
 
 def _end(code: int) -> int:

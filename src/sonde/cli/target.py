@@ -81,45 +81,45 @@ def program_at(
     arrays = None if input_file is None else read_arrays(input_file)
     has_inputs = arrays is not None or call_arguments is not None
     module, name = _module_of(target)
-    thing = _attribute(module, name, target)
+    program = _attribute(module, name, target)
     args, kwargs = None, {}
-    if _is_call(thing):
-        thing, args, kwargs = _taken_apart(thing)
-    elif not has_inputs and _runs_by_itself(thing):
-        thing, args, kwargs = _step_of(thing, module, target)
-    elif _is_maker(thing, has_inputs=has_inputs):
-        made = _made(thing, target)
+    if _is_call(program):
+        program, args, kwargs = _taken_apart(program)
+    elif not has_inputs and _runs_by_itself(program):
+        program, args, kwargs = _step_of(program, module, target)
+    elif _is_maker(program, has_inputs=has_inputs):
+        made = _made(program, target)
         if _is_call(made):
-            thing, args, kwargs = _taken_apart(made)
+            program, args, kwargs = _taken_apart(made)
         elif callable(made):
-            thing = made
+            program = made
         else:
             raise Unusable(
                 f"{target} needs no arguments, so it was called to make a program, but it returned {_kind(made)}. It "
                 f"should return (f, args) or (f, args, kwargs). If it is the program itself, give it inputs: "
                 f"--args '()' or {name}.{EXAMPLES} = ()."
             )
-    if not callable(thing):
+    if not callable(program):
         raise Unusable(
-            f"{target} is {_kind(thing)}. A target is a function, a model, or a function that returns (f, args)."
+            f"{target} is {_kind(program)}. A target is a function, a model, or a function that returns (f, args)."
         )
     if call_arguments is not None:
         args, kwargs = _evaluated(call_arguments, module, target)
-        _check_fits(thing, args, kwargs, f"{target} cannot be called with --args {call_arguments!r}")
+        _check_fits(program, args, kwargs, f"{target} cannot be called with --args {call_arguments!r}")
     elif args is None:
-        found = _examples(thing, module, target)
-        if found is None and arrays is None and instead is not None:
-            found = instead.args, instead.kwargs
-        if found is None and arrays is None and _needs_arguments(thing):
+        examples = _examples(program, module, target)
+        if examples is None and arrays is None and instead is not None:
+            examples = instead.args, instead.kwargs
+        if examples is None and arrays is None and _needs_arguments(program):
             raise Unusable(
-                f"{target} needs arguments, but none are known: {_signature(thing)}. Give them with --args "
+                f"{target} needs arguments, but none are known: {_signature(program)}. Give them with --args "
                 f"'jnp.ones((4, 3)), 0.1' or --input file.npz, or as {name}.{EXAMPLES} or {EXAMPLES} in the module, or "
                 f"name a function that returns (f, args)."
             )
-        args, kwargs = found or ((), {})
+        args, kwargs = examples or ((), {})
     if arrays is not None:
-        args, kwargs = with_arrays(thing, args, kwargs, arrays, target)
-    return Target(target, thing, args, kwargs)
+        args, kwargs = with_arrays(program, args, kwargs, arrays, target)
+    return Target(target, program, args, kwargs)
 
 
 def object_at(target: str) -> Any:
@@ -185,8 +185,8 @@ def _importing(load: Callable[[], Any], name: str, target: str) -> Any:
         raise
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
-            here = [p.stem for p in Path.cwd().iterdir() if p.suffix == ".py" or p.is_dir()]
-            near = difflib.get_close_matches(error.name, [*here, *sys.modules], cutoff=0.6)
+            local_names = [p.stem for p in Path.cwd().iterdir() if p.suffix == ".py" or p.is_dir()]
+            near = difflib.get_close_matches(error.name, [*local_names, *sys.modules], cutoff=0.6)
             raise Unusable(
                 f"There is no module {error.name!r} (target {target}), neither in the current directory "
                 f"({Path.cwd()}) nor in this Python environment.{_nearest(near)}"
@@ -206,26 +206,26 @@ def last_line(error: BaseException) -> str:
     message = str(error).strip().splitlines() or ["(no message)"]
     if len(message) > _MOST_LINES:
         message = [*message[:_MOST_LINES], "..."]
-    what = "\n  ".join([f"{type(error).__name__}: {message[0]}", *message[1:]])
+    headline = "\n  ".join([f"{type(error).__name__}: {message[0]}", *message[1:]])
     if isinstance(error, SyntaxError):
         line = short_place(f"{error.filename}:{error.lineno}")
-        return f"{what}\n  {line}: {(error.text or '').strip()}"
+        return f"{headline}\n  {line}: {(error.text or '').strip()}"
     where = failure(error, "", only_compiled=False)  # pyright: ignore[reportArgumentType]
-    return f"{what}\n  {short_place(where.source)}: {where.code}" if where.source else what
+    return f"{headline}\n  {short_place(where.source)}: {where.code}" if where.source else headline
 
 
 def _attribute(module: ModuleType, name: str, target: str) -> Any:
-    found: Any = module
+    value: Any = module
     reached = target.rpartition(":")[0]
     for part in name.split("."):
         try:
-            found = getattr(found, part)
+            value = getattr(value, part)
         except AttributeError:
-            public = [n for n in dir(found) if not n.startswith("_")]
-            near = difflib.get_close_matches(part, public, cutoff=0.4) or _own_functions(found)
+            public = [n for n in dir(value) if not n.startswith("_")]
+            near = difflib.get_close_matches(part, public, cutoff=0.4) or _own_functions(value)
             raise Unusable(f"{reached} has no {part!r} (target {target}).{_nearest(near)}") from None
         reached = f"{reached}.{part}"
-    return found
+    return value
 
 
 def _own_functions(module: Any) -> list[str]:
@@ -243,23 +243,23 @@ def _nearest(names: list[str]) -> str:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _is_call(thing: Any) -> bool:
+def _is_call(value: Any) -> bool:
     """Whether a value is `(f, args)` or `(f, args, kwargs)`."""
-    if not isinstance(thing, tuple) or len(thing) not in (2, 3) or not callable(thing[0]):
+    if not isinstance(value, tuple) or len(value) not in (2, 3) or not callable(value[0]):
         return False
-    return isinstance(thing[1], (tuple, list)) and (len(thing) == 2 or isinstance(thing[2], dict))
+    return isinstance(value[1], (tuple, list)) and (len(value) == 2 or isinstance(value[2], dict))
 
 
 def _taken_apart(call: tuple) -> tuple[Callable, tuple, dict[str, Any]]:
     return call[0], tuple(call[1]), dict(call[2]) if len(call) == 3 else {}
 
 
-def _is_maker(thing: Any, *, has_inputs: bool) -> bool:
+def _is_maker(value: Any, *, has_inputs: bool) -> bool:
     """Whether to call this to get a program, instead of taking it as the program."""
-    if not callable(thing) or hasattr(thing, EXAMPLES) or _needs_arguments(thing):
+    if not callable(value) or hasattr(value, EXAMPLES) or _needs_arguments(value):
         return False
     # With inputs, a function with parameters is the program itself.
-    return not has_inputs or not _parameters(thing)
+    return not has_inputs or not _parameters(value)
 
 
 def _evaluated(expression: str, module: ModuleType, target: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -285,12 +285,12 @@ def _made(maker: Callable, target: str) -> Any:
         raise Unusable(f"{target} was called to make a program and failed:\n  {last_line(error)}") from error
 
 
-def _runs_by_itself(thing: Any) -> bool:
+def _runs_by_itself(function: Any) -> bool:
     """Whether a function needs no arguments and returns nothing, as the `main` of a script does."""
-    if not inspect.isfunction(thing) or hasattr(thing, EXAMPLES) or _needs_arguments(thing):
+    if not inspect.isfunction(function) or hasattr(function, EXAMPLES) or _needs_arguments(function):
         return False
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(thing)))
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
         return False
     return isinstance(tree.body[0], ast.FunctionDef) and not any(
@@ -327,54 +327,54 @@ def _step_of(main: Callable[[], Any], module: ModuleType, target: str) -> tuple[
     return call.f, call.args, call.kwargs
 
 
-def _examples(thing: Any, module: ModuleType, target: str) -> tuple[tuple, dict[str, Any]] | None:
+def _examples(program: Any, module: ModuleType, target: str) -> tuple[tuple, dict[str, Any]] | None:
     """The example inputs of a callable; None if there are none."""
-    for owner in (thing, module):
-        found = getattr(owner, EXAMPLES, None)
-        if found is not None:
+    for owner in (program, module):
+        examples = getattr(owner, EXAMPLES, None)
+        if examples is not None:
             break
     else:
         return None
-    if callable(found):
-        found = _made(found, f"{EXAMPLES} of {target}")
-    if isinstance(found, tuple):
-        return found, {}
-    if isinstance(found, dict):
-        return (), found
-    return (found,), {}
+    if callable(examples):
+        examples = _made(examples, f"{EXAMPLES} of {target}")
+    if isinstance(examples, tuple):
+        return examples, {}
+    if isinstance(examples, dict):
+        return (), examples
+    return (examples,), {}
 
 
-def _check_fits(thing: Callable, args: tuple[Any, ...], kwargs: dict[str, Any], problem: str) -> None:
+def _check_fits(function: Callable, args: tuple[Any, ...], kwargs: dict[str, Any], problem: str) -> None:
     """Raises an error that begins with `problem`, if a callable has no such parameters."""
     try:
-        signature = inspect.signature(thing)
+        signature = inspect.signature(function)
     except (TypeError, ValueError):  # some builtins have no signature
         return
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise Unusable(f"{problem}: {error}. It is {_signature(thing)}.") from error
+        raise Unusable(f"{problem}: {error}. It is {_signature(function)}.") from error
 
 
-def _parameters(thing: Callable) -> list[inspect.Parameter]:
+def _parameters(function: Callable) -> list[inspect.Parameter]:
     try:
-        return list(inspect.signature(thing).parameters.values())
+        return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # some builtins have no signature
         return []
 
 
-def _needs_arguments(thing: Callable) -> bool:
+def _needs_arguments(function: Callable) -> bool:
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return any(p.default is p.empty and p.kind not in optional for p in _parameters(thing))
+    return any(p.default is p.empty and p.kind not in optional for p in _parameters(function))
 
 
-def _signature(thing: Callable) -> str:
-    names = ", ".join(str(p).partition(":")[0].partition("=")[0].strip() for p in _parameters(thing))
-    return f"{getattr(thing, '__name__', type(thing).__name__)}({names})"
+def _signature(function: Callable) -> str:
+    names = ", ".join(str(p).partition(":")[0].partition("=")[0].strip() for p in _parameters(function))
+    return f"{getattr(function, '__name__', type(function).__name__)}({names})"
 
 
-def _kind(thing: Any) -> str:
-    if thing is None:
+def _kind(value: Any) -> str:
+    if value is None:
         return "None"
-    name = "array" if hasattr(thing, "dtype") and hasattr(thing, "shape") else type(thing).__name__
+    name = "array" if hasattr(value, "dtype") and hasattr(value, "shape") else type(value).__name__
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

@@ -61,9 +61,9 @@ def running(
 def check_has_sites(program: Target, inside: Any = None) -> int | None:
     """The number of sites of a program; None if only running it could tell. Raises if there are none."""
     try:
-        found = sonde.sites(program.f, grads=False, inside=inside)(*program.args, **program.kwargs)
+        listed = sonde.sites(program.f, grads=False, inside=inside)(*program.args, **program.kwargs)
     except Exception:  # it cannot be traced, for example because it branches on values
         return None
-    if not found.paths:
+    if not listed.paths:
         raise no_sites(program.name)
-    return len(found.paths)
+    return len(listed.paths)

@@ -94,7 +94,7 @@ def annotated_source(sites: Sequence[Examined], findings: Sequence[Finding]) -> 
         span = _function_at(file, number)
         if span is not None:
             groups.setdefault((file, *span), set()).add(number)
-    found: list[AnnotatedFunction] = []
+    functions: list[AnnotatedFunction] = []
     for (file, name, first, last), numbers in groups.items():
         shown = range(first, min(last, max(*numbers, first) + 1, first + _MOST_LINES) + 1)
         lines = [
@@ -106,8 +106,8 @@ def annotated_source(sites: Sequence[Examined], findings: Sequence[Finding]) -> 
             )
             for number in shown
         ]
-        found.append(AnnotatedFunction(name, file, tuple(lines)))
-    return tuple(sorted(found, key=lambda function: -function.worst.unusual))
+        functions.append(AnnotatedFunction(name, file, tuple(lines)))
+    return tuple(sorted(functions, key=lambda function: -function.worst.unusual))
 
 
 def _unusual(sites: Sequence[Examined], findings: Sequence[Finding]) -> list[float]:
@@ -179,7 +179,7 @@ def _functions(file: str) -> tuple[tuple[str, int, int], ...]:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
         return ()
-    found: list[tuple[str, int, int]] = []
+    functions: list[tuple[str, int, int]] = []
 
     def visit(node: ast.AST, around: tuple[str, ...]) -> None:
         for child in ast.iter_child_nodes(node):
@@ -187,10 +187,10 @@ def _functions(file: str) -> tuple[tuple[str, int, int], ...]:
             if is_function or isinstance(child, ast.ClassDef):
                 names = (*around, child.name)
                 if is_function:
-                    found.append((".".join(names), child.lineno, child.end_lineno or child.lineno))
+                    functions.append((".".join(names), child.lineno, child.end_lineno or child.lineno))
                 visit(child, names)
             else:
                 visit(child, around)
 
     visit(tree, ())
-    return tuple(found)
+    return tuple(functions)

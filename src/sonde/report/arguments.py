@@ -76,23 +76,23 @@ def examined_arguments(
     """
     models = [] if inside is None else inside.known_models()
     names = {id(array): path for model in models for path, array in _named_by_library(model)}
-    found: dict[int, tuple[str, bool, Any]] = {}
+    arrays_by_id: dict[int, tuple[str, bool, Any]] = {}
     owner = getattr(f, "__self__", f)
     if not inspect.ismodule(owner) and module_kind(owner) is not None:
         for path, array in _arrays(owner):
-            found.setdefault(id(array), (path, True, array))
+            arrays_by_id.setdefault(id(array), (path, True, array))
     for name, value in (*zip(_parameter_names(f, len(args)), args), *kwargs.items()):
         arrays = list(_arrays(value))
         is_model = module_kind(value) is not None or len(arrays) > _FEW or _has_weights(arrays)
         for path, array in arrays:
             path = names.get(id(array), path if is_model else "/".join(filter(None, (name, path))))
-            found.setdefault(id(array), (path, is_model, array))
+            arrays_by_id.setdefault(id(array), (path, is_model, array))
     for model in models:
         for path, array in (*_named_by_library(model), *_arrays(model)):
-            found.setdefault(id(array), (path, True, array))
+            arrays_by_id.setdefault(id(array), (path, True, array))
     return tuple(
         _described(path, is_weight, array)
-        for path, is_weight, array in found.values()
+        for path, is_weight, array in arrays_by_id.values()
         if not any(part in _STATE for part in path.split("/"))
     )
 
@@ -166,16 +166,16 @@ def _described(path: str, is_weight: bool, array: Any) -> Argument:
 
 def _statistics(x: Any, xp: Any, with_features: bool) -> tuple[Any, Any]:
     finite = xp.isfinite(x)
-    known = xp.where(finite, x, 0)
+    finite_values = xp.where(finite, x, 0)
     count = xp.maximum(xp.sum(finite), 1)
     # Scaled by the largest, so that squares stay in range.
-    peak = xp.max(xp.abs(known))
+    peak = xp.max(xp.abs(finite_values))
     scale = xp.where(peak > 0, peak, 1)
-    squares = (known / scale) ** 2
+    squares = (finite_values / scale) ** 2
     rms = xp.sqrt(xp.sum(squares) / count) * scale
     low, high = xp.min(xp.where(finite, x, np.inf)), xp.max(xp.where(finite, x, -np.inf))
-    mean = xp.sum(known / scale) / count * scale
-    is_whole = xp.all(known == xp.round(known))
+    mean = xp.sum(finite_values / scale) / count * scale
+    is_whole = xp.all(finite_values == xp.round(finite_values))
     features = xp.sqrt(xp.mean(squares, 0)) * scale if with_features else None
     return (rms, low, high, mean, x.size - xp.sum(finite), is_whole), features
 

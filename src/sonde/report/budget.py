@@ -25,12 +25,12 @@ def fitting(pictures: Sequence[Picture], budget: int) -> list[Picture]:
         shrunk = smaller
     # Matrices matter least: they come last, and those that do not fit are left out.
     order = sorted(range(len(shrunk)), key=lambda i: shrunk[i].kind == "matrix")
-    kept, used = set(), 0
+    fitted, used = set(), 0
     for i in order:
         if used + shrunk[i].levels.size <= budget:
-            kept.add(i)
+            fitted.add(i)
             used += shrunk[i].levels.size
-    return [shrunk[i] for i in sorted(kept)]
+    return [shrunk[i] for i in sorted(fitted)]
 
 
 def _size(pictures: Sequence[Picture]) -> int:

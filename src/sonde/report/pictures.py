@@ -54,14 +54,14 @@ def pictures_of(cuts: Mapping[str, Any], seen: Seen, index: int) -> list[Picture
     """The pictures of one array of a value: for a loop, of the first and the last iteration; for attention, of all."""
     if not cuts:
         return []
-    found = []
+    drawn = []
     for kind, cut in cuts.items():
         steps = list(seen.steps(np.shape(cut["low"])[: seen.loops]))
         if kind != "attention":
             steps = _ends(steps)
         for at, iteration, _ in steps:
             at = at + (0,) * (np.ndim(cut["low"]) - len(at))  # with several devices, the first
-            found.append(
+            drawn.append(
                 Picture(
                     seen.path,
                     seen.parts[index],
@@ -74,28 +74,30 @@ def pictures_of(cuts: Mapping[str, Any], seen: Seen, index: int) -> list[Picture
                     tuple(seen.types[index].shape),
                 )
             )
-    return found
+    return drawn
 
 
-def _ends(found: list[Any]) -> list[Any]:
-    return [*found[:1], *found[1:][-1:]]
+def _ends(pictures: list[Any]) -> list[Any]:
+    return [*pictures[:1], *pictures[1:][-1:]]
 
 
-def decided(found: Sequence[Picture], *, shares: bool) -> list[Picture]:
+def decided(pictures: Sequence[Picture], *, shares: bool) -> list[Picture]:
     """The pictures of an array to show: all of attention, otherwise the first and the last.
 
     Args:
-        found: All that were taken.
+        pictures: All that were taken.
         shares: Whether the rows add up to one. Only then is an array with the shape of attention taken as attention.
     """
-    kinds = {picture.kind for picture in found}
+    kinds = {picture.kind for picture in pictures}
     if "attention" in kinds and (shares or "features" not in kinds):
-        found = [picture for picture in found if picture.kind == "attention"]
+        pictures = [picture for picture in pictures if picture.kind == "attention"]
     else:
-        found = [picture for picture in found if picture.kind != "attention"]
+        pictures = [picture for picture in pictures if picture.kind != "attention"]
     if not shares:
-        found = [_as_matrix(picture) if picture.kind == "attention" else picture for picture in found]
-    return list(found) if shares and all(picture.kind == "attention" for picture in found) else _ends(list(found))
+        pictures = [_as_matrix(picture) if picture.kind == "attention" else picture for picture in pictures]
+    return (
+        list(pictures) if shares and all(picture.kind == "attention" for picture in pictures) else _ends(list(pictures))
+    )
 
 
 def _as_matrix(picture: Picture) -> Picture:

@@ -208,13 +208,13 @@ def _on_host(items: list[Item]) -> list[Item]:
             raise CaptureError(
                 f"examine must run on numbers, but {item.path!r} is being traced: call it outside jit, vmap and grad"
             )
-    kept = [_keeps(item) for item in items]
-    arrived = iter(to_host([[x for x in item.arrays if not _is_key(x)] for item, mine in zip(items, kept) if mine]))
-    found = []
-    for item, mine in zip(items, kept):
+    chosen = [_keeps(item) for item in items]
+    arrived = iter(to_host([[x for x in item.arrays if not _is_key(x)] for item, mine in zip(items, chosen) if mine]))
+    fetched = []
+    for item, mine in zip(items, chosen):
         rest = iter(next(arrived)) if mine else iter(())
-        found.append(item.map_arrays(lambda x, rest=rest: x if _is_key(x) else next(rest)) if mine else item)
-    return found
+        fetched.append(item.map_arrays(lambda x, rest=rest: x if _is_key(x) else next(rest)) if mine else item)
+    return fetched
 
 
 def _is_ours(error: Exception) -> bool:

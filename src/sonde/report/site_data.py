@@ -133,7 +133,7 @@ def examined(records: Records) -> tuple[list[Examined], list[Row]]:
     Args:
         records: What `watching.watch` returned, with NumPy arrays.
     """
-    found: list[Examined] = []
+    sites: list[Examined] = []
     rows: list[Row] = []
     for path, all_seen in itertools.groupby(each_seen(records), key=lambda seen: seen.path):
         of_part: dict[str, _Gathered] = {}
@@ -155,8 +155,8 @@ def examined(records: Records) -> tuple[list[Examined], list[Row]]:
                     gathered.gradients += steps
                 else:
                     gathered.unreached = True
-        found += [gathered.done() for gathered in of_part.values()]
-    return found, rows
+        sites += [gathered.done() for gathered in of_part.values()]
+    return sites, rows
 
 
 @dataclasses.dataclass(slots=True)

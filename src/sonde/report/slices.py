@@ -87,19 +87,19 @@ def pictures(array: Any, mapped: int, path: str, limits: Limits, xp: Any = jnp) 
         array = xp.abs(array)
     shape = array.shape
     levels: Any = _compiled_levels if xp is jnp else functools.partial(_levels, xp=xp)
-    found: dict[str, dict[str, Any]] = {}
+    drawn: dict[str, dict[str, Any]] = {}
     if may_be_attention(shape, path):
         x = array.reshape(-1, *((1,) * (3 - len(shape))), *shape[max(0, len(shape) - 3) :])
         n = limits.positions
-        found["attention"] = levels(x[: limits.examples, : limits.heads, :n, :n])
+        drawn["attention"] = levels(x[: limits.examples, : limits.heads, :n, :n])
     if may_be_features(shape, mapped):
         x = array.reshape(-1, *shape[-3:])
         strides = [-(-size // limits.pixels) for size in x.shape[1:3]]
-        found["features"] = levels(x[: limits.examples, :: strides[0], :: strides[1], : limits.channels])
-    if not found and array.size > 1:
+        drawn["features"] = levels(x[: limits.examples, :: strides[0], :: strides[1], : limits.channels])
+    if not drawn and array.size > 1:
         x = array.reshape(-1, *((1,) * (2 - len(shape))), *shape[max(0, len(shape) - 2) :])
-        found["matrix"] = levels(x[:1, : limits.rows, : limits.columns])
-    return found
+        drawn["matrix"] = levels(x[:1, : limits.rows, : limits.columns])
+    return drawn
 
 
 def pictures_of_rows(
@@ -112,8 +112,11 @@ def pictures_of_rows(
     if not rows:
         return {}
     return {
-        kind: {name: np.reshape([row[kind][name] for row in rows], (*lengths, *np.shape(x))) for name, x in one.items()}
-        for kind, one in rows[0].items()
+        kind: {
+            name: np.reshape([row[kind][name] for row in rows], (*lengths, *np.shape(x)))
+            for name, x in first_row.items()
+        }
+        for kind, first_row in rows[0].items()
     }
 
 

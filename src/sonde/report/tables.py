@@ -62,20 +62,20 @@ def _side(steps: Sequence[Step], points: int) -> dict[str, Any] | None:
     s = [step.statistics for step in steps]
     mean, std, low, high, norm = (_column(s, name) for name in ("mean", "std", "min", "max", "norm"))
     finite = np.array([x.size - (x.nonfinite or 0) for x in s], float)
-    here, total = finite > 0, float(finite.sum())
-    shares = finite[here] / total if total else finite[here]
-    whole = float((mean[here] * shares).sum()) if total else math.nan
+    has_finite, total = finite > 0, float(finite.sum())
+    shares = finite[has_finite] / total if total else finite[has_finite]
+    whole = float((mean[has_finite] * shares).sum()) if total else math.nan
     # Scaled by the largest, so that squares neither overflow nor vanish.
     peak = float(norm.max(initial=0))
     whole_norm = peak * math.sqrt(float(((norm / peak) ** 2).sum())) if peak > 0 else 0.0
-    spread = float(np.hypot(std[here], mean[here] - whole).max(initial=0))
-    around = np.hypot(std[here], mean[here] - whole) / spread if spread > 0 else std[here]
+    spread = float(np.hypot(std[has_finite], mean[has_finite] - whole).max(initial=0))
+    around = np.hypot(std[has_finite], mean[has_finite] - whole) / spread if spread > 0 else std[has_finite]
     data = {
         "size": sum(x.size for x in s),
         "mean": whole,
         "std": spread * math.sqrt(float((around**2 * shares).sum())) if total else math.nan,
-        "min": float(low[here].min()) if total else math.nan,
-        "max": float(high[here].max()) if total else math.nan,
+        "min": float(low[has_finite].min()) if total else math.nan,
+        "max": float(high[has_finite].max()) if total else math.nan,
         "norm": whole_norm,
         "rms": whole_norm / math.sqrt(total) if total else math.nan,
         "zeros": sum(x.zeros or 0 for x in s),
@@ -104,8 +104,8 @@ def _histogram(counts: np.ndarray) -> dict[str, Any] | None:
 
 
 def _series(steps: Sequence[Step], points: int) -> dict[str, Any]:
-    kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), points)).astype(int))
-    chosen = [steps[i] for i in kept]
+    numbers = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), points)).astype(int))
+    chosen = [steps[i] for i in numbers]
     loops = any(step.row.iteration for step in steps)
     return {
         "over": "iteration" if loops else "call",

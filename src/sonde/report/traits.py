@@ -55,11 +55,11 @@ def traits_of_rows(rows: HostRows, dtype: Any, *, gradient: bool = False, all_of
             return _traits(rows.array, len(rows.front), np)
         tiny = math.frexp(float(jnp.finfo(dtype).tiny))[1] - 1
         less = gradient and not all_of_them
-        found = rows.together([_of_row(row, by, rows.shape, tiny, less) for row, by in zip(rows.rows, rows.exponents)])
+        traits = rows.together([_of_row(row, by, rows.shape, tiny, less) for row, by in zip(rows.rows, rows.exponents)])
         if not _has_queries_and_keys(rows.shape):
-            return found
-        is_any = "rows_of_shares" in found and np.any(found["rows"] == found["rows_of_shares"])
-        return found | (_of_attention(rows.array, len(rows.front), np) if all_of_them or is_any else {})
+            return traits
+        is_any = "rows_of_shares" in traits and np.any(traits["rows"] == traits["rows_of_shares"])
+        return traits | (_of_attention(rows.array, len(rows.front), np) if all_of_them or is_any else {})
 
 
 def _of_row(row: np.ndarray, exponents: Exponents, shape: tuple[int, ...], tiny: int, less: bool) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _of_row(row: np.ndarray, exponents: Exponents, shape: tuple[int, ...], tiny:
         nan, plus, minus = (int(np.count_nonzero(c)) for c in (np.isnan(row), row == np.inf, row == -np.inf))
         finite = row[np.isfinite(row)]
         low, high = finite.min(initial=np.inf), finite.max(initial=-np.inf)
-    found: dict[str, Any] = {
+    traits: dict[str, Any] = {
         "nan": np.int32(nan),
         "plus_inf": np.int32(plus),
         "minus_inf": np.int32(minus),
@@ -89,22 +89,22 @@ def _of_row(row: np.ndarray, exponents: Exponents, shape: tuple[int, ...], tiny:
     }
     if shape and shape[-1] > 1:
         parts = row.reshape(-1, shape[-1])
-        found["rows"] = np.int32(len(parts))
-        found["rows_of_zero_sum"] = np.int32(np.count_nonzero(_sums_to_zero(parts.sum(-1), np.abs(parts).sum(-1))))
+        traits["rows"] = np.int32(len(parts))
+        traits["rows_of_zero_sum"] = np.int32(np.count_nonzero(_sums_to_zero(parts.sum(-1), np.abs(parts).sum(-1))))
     if less:
-        return found
+        return traits
     size = np.abs(row)
-    found["near_one"] = np.int32(np.count_nonzero(size > NEARLY_ONE))
-    found["near_zero"] = np.int32(np.count_nonzero(size < NEARLY_ZERO))
-    found["whole"] = np.int32(zeros + np.count_nonzero(size == 1))
+    traits["near_one"] = np.int32(np.count_nonzero(size > NEARLY_ONE))
+    traits["near_zero"] = np.int32(np.count_nonzero(size < NEARLY_ZERO))
+    traits["whole"] = np.int32(zeros + np.count_nonzero(size == 1))
     if shape and shape[-1] > 1:
         parts = row.reshape(-1, shape[-1])
         shares = parts.min(-1) >= 0
         if shares.any():
             shares &= np.abs(parts.sum(-1) - 1) < _SUM
-        found["rows_of_shares"] = np.int32(np.count_nonzero(shares))
-        found["rows_of_unit"] = np.int32(_count_of_unit(np.square(parts).mean(-1), np))
-    return found | _shares_along_other_axes(row.reshape(shape), 0, np)
+        traits["rows_of_shares"] = np.int32(np.count_nonzero(shares))
+        traits["rows_of_unit"] = np.int32(_count_of_unit(np.square(parts).mean(-1), np))
+    return traits | _shares_along_other_axes(row.reshape(shape), 0, np)
 
 
 def _sums_to_zero(sums: Any, sizes: Any) -> Any:
@@ -122,20 +122,20 @@ def _shares_along_other_axes(x: Any, lead: int, xp: Any) -> dict[str, Any]:
     The names hold the axis, counted from the end: `lines_2` and `lines_of_shares_2` are those of the axis before the
     last.
     """
-    found: dict[str, Any] = {}
+    shares: dict[str, Any] = {}
     shape = x.shape[lead:]
     if len(shape) != 2 and not _has_queries_and_keys(shape):  # each reduction takes time to compile
-        return found
+        return shares
     for axis in range(2, min(len(shape), _MOST_AXES) + 1):
         length = x.shape[-axis]
         if length < 2 or not x.size:
             continue
         sums, least = _reduced([(x, "sum"), (x, "min")], (x.ndim - axis,), xp)
-        others = tuple(range(lead, x.ndim - 1))
+        other_axes = tuple(range(lead, x.ndim - 1))
         is_share = (least >= 0) & (xp.abs(sums - 1) < _SUM)
-        found[f"lines_{axis}"] = xp.full(x.shape[:lead], math.prod(x.shape[lead:]) // length, np.int32)
-        found[f"lines_of_shares_{axis}"] = xp.sum(is_share, others, dtype=np.int32)
-    return found
+        shares[f"lines_{axis}"] = xp.full(x.shape[:lead], math.prod(x.shape[lead:]) // length, np.int32)
+        shares[f"lines_of_shares_{axis}"] = xp.sum(is_share, other_axes, dtype=np.int32)
+    return shares
 
 
 def _traits(array: Any, lead: int, xp: Any) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def _traits(array: Any, lead: int, xp: Any) -> dict[str, Any]:
     *counts, low, high = _reduced(
         [*((c, "sum") for c in counted.values()), (least, "min"), (most, "max")], tuple(range(lead, x.ndim)), xp
     )
-    found = {**dict(zip(counted, counts)), "low": low, "high": high}
+    traits = {**dict(zip(counted, counts)), "low": low, "high": high}
     shape = x.shape[lead:]
     if shape and shape[-1] > 1 and x.size:
         total, least, squares, sizes = _reduced(
@@ -170,12 +170,12 @@ def _traits(array: Any, lead: int, xp: Any) -> dict[str, Any]:
         mean_square = squares / shape[-1]
         is_unit = (mean_square > (1 - UNIT) ** 2) & (mean_square < (1 + UNIT) ** 2)
         axes = tuple(range(lead, x.ndim - 1))
-        found["rows"] = xp.full(x.shape[:lead], math.prod(shape[:-1]), np.int32)
-        found["rows_of_shares"] = xp.sum(sums_to_one, axes, dtype=np.int32)
-        found["rows_of_unit"] = xp.sum(is_unit, axes, dtype=np.int32)
-        found["rows_of_zero_sum"] = xp.sum(_sums_to_zero(total, sizes), axes, dtype=np.int32)
-        found |= _shares_along_other_axes(x, lead, xp)
-    return found | (_of_attention(x, lead, xp) if _has_queries_and_keys(shape) else {})
+        traits["rows"] = xp.full(x.shape[:lead], math.prod(shape[:-1]), np.int32)
+        traits["rows_of_shares"] = xp.sum(sums_to_one, axes, dtype=np.int32)
+        traits["rows_of_unit"] = xp.sum(is_unit, axes, dtype=np.int32)
+        traits["rows_of_zero_sum"] = xp.sum(_sums_to_zero(total, sizes), axes, dtype=np.int32)
+        traits |= _shares_along_other_axes(x, lead, xp)
+    return traits | (_of_attention(x, lead, xp) if _has_queries_and_keys(shape) else {})
 
 
 def _reduced(wanted: list[tuple[Any, str]], axes: tuple[int, ...], xp: Any) -> list[Any]:
