@@ -19,8 +19,8 @@ from typing import Any
 
 
 def choose_devices_and_passes() -> None:
-    """Two CPU devices, and XLA's flags for quick compilation."""
-    flags = ["--xla_force_host_platform_device_count=2"]
+    """Four CPU devices, and XLA's flags for quick compilation."""
+    flags = ["--xla_force_host_platform_device_count=4"]
     if os.environ.get("COMPILE") != "full":
         flags += ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
         flags += ["--xla_cpu_parallel_codegen_split_count=1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
@@ -12,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from tests.core.checking import INPUTS, TOLERANCE, is_refused
-from tests.core.programs import Drawing, Program, loss_of
-from tests.core.programs.nodes import edit_written_in
+from tests.core.programs import Drawing, Program, Rec, loss_of
+from tests.core.programs.nodes import Env, by_hand, edit_written_in
+from tests.core.programs.records import putting_back
 from tests.core.reducing import reduced
 
 import sonde
@@ -108,29 +110,51 @@ FORMS: dict[str, Callable[[Any], Callable[[Any], Any]]] = {
 }
 
 
-def can_be_replaced(site: Any) -> bool:
-    return not site.in_place
-
-
-def has_sites(f: Callable[[Any], Any], x: Any) -> bool:
-    """Whether a capture finds sites that can be replaced."""
+def has_sites(f: Callable[[Any], Any], chosen: Callable[[Any], bool], x: Any) -> bool:
+    """Whether a capture finds sites that are chosen."""
     try:
-        sonde.capture(f, can_be_replaced)(x)
+        sonde.capture(f, chosen)(x)
     except sonde.errors.NoSuchSiteError:
         return False
     return True
 
 
-def check_edit(program: Program, value: str, gradient: str | None, form: str, inside: bool, x: Any) -> bool:
-    """Edits all sites of a program, inside or outside of a differentiation. Returns whether JAX can run it at all."""
+def _at_first(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A change of the first elements along the last axis."""
+    return lambda x: jnp.where(_first(x.shape), change(x), x)
+
+
+def check_edit(
+    program: Program,
+    value: str,
+    gradient: str | None,
+    form: str,
+    inside: bool,
+    x: Any,
+    name: str | None = None,
+    first: bool = False,
+) -> bool:
+    """Edits the sites of a program, inside or outside of a differentiation. Returns whether JAX can run it at all.
+
+    Args:
+        program: The program.
+        value: How values are changed.
+        gradient: How gradients are changed, if they are.
+        form: What is done with the program.
+        inside: Whether the program is edited, and not what is done with it.
+        x: The input.
+        name: Which sites, by the last part of their paths; all, if None.
+        first: Whether only the first elements of values and gradients are changed.
+    """
     if not program.differentiable:
         form = "value"
     wrap = FORMS[form]
-    written = _floats(VALUES[value])
+    in_part = _at_first if first else lambda change: change
+    written = _floats(in_part(VALUES[value]))
     if gradient is not None:
-        behind = _floats(_with_gradient(GRADIENTS[gradient]))
+        behind = _floats(_with_gradient(in_part(GRADIENTS[gradient])))
         written = lambda v, change=written: behind(_tied(change(v)))
-    with edit_written_in(written), program.surroundings():
+    with edit_written_in(lambda v, site: written(v) if name in (None, site) else v), program.surroundings():
         try:
             want = wrap(program.make())(x)
         except Exception:  # more than JAX can do
@@ -138,10 +162,17 @@ def check_edit(program: Program, value: str, gradient: str | None, form: str, in
     if not np.all(np.isfinite(want)):
         return False
     back = None if gradient is None else _floats(GRADIENTS[gradient])
-    edits = {can_be_replaced: sonde.Edit(_floats(VALUES[value]), grad=back)}
+
+    def can_be_replaced(site: Any) -> bool:
+        return not site.in_place and name in (None, site.path.rpartition("/")[2])
+
+    positions: Any = {"positions": 0, "position_axis": -1} if first else {}
+    edits = {can_be_replaced: sonde.Edit(_floats(VALUES[value]), grad=back, **positions)}
     places: list[str] = []
 
     def rule(arrays: Sequence[Any], where: Where) -> Supplied | None:
+        if name not in (None, where.path.rpartition("/")[2]):
+            return None
         places.append(where.path)
         return _supplied(value, arrays, where)
 
@@ -172,39 +203,105 @@ def check_edit(program: Program, value: str, gradient: str | None, form: str, in
                 raise
             return False
         except sonde.errors.NoSuchSiteError:
-            if has_sites(wrap(program.make()), x):
+            if has_sites(wrap(program.make()), can_be_replaced, x):
                 raise
             return False  # nothing was compared
     np.testing.assert_allclose(got, want, **TOLERANCE)
     return value not in RULES or bool(places)  # where a rule was asked nowhere, nothing was compared
 
 
-def check_in_double_precision(*drawn: Any) -> bool:
-    """What is wrong must be wrong in double precision too: some programs make much of a last digit."""
-    *chosen, x = drawn
+# What is differentiated in them is the program itself, once: its sites are met as often as in the program.
+GRADIENT_FORMS = ("value", "gradient", "jitted gradient", "gradient in python", "tangent of a gradient")
+
+
+def put_back_by_hand(program: Program, recs: Sequence[Rec]) -> Callable[[Any], Any]:
+    """The program in which recorded values are written in at its sites."""
+    env = Env(program.functions)
+
+    def written(rec: Rec) -> list[Any]:
+        if rec.taken is None:
+            return rec.floats
+        aligned = lambda a: jnp.reshape(rec.taken, jnp.shape(rec.taken) + (1,) * (a.ndim - jnp.ndim(rec.taken)))
+        return [jnp.where(aligned(a), a, jnp.nan) for a in rec.floats]
+
+    values = [written(rec) for rec in recs]
+    return lambda y: by_hand(program.body, y, values, env)[0]
+
+
+def check_put_back(program: Program, form: str, inside: bool, jitted: bool, x: Any) -> bool:
+    """Puts the values that a program has for another input in place. Returns whether JAX can run it at all."""
+    wrap = FORMS[form] if program.differentiable else FORMS["value"]
+    inside = inside or form not in GRADIENT_FORMS
+    other = jnp.flip(x) * 0.7 + 0.1
+    if "While(" in repr(program) or ("apart=True" in repr(program) and form != "value"):
+        return False  # the last iteration alone is recorded; sites that do not run when they are differentiated
     try:
-        return check_edit(*chosen, x)
+        _, recs = jax.jit(program.by_hand)(other)
+        with putting_back():
+            want = jax.jit(wrap(put_back_by_hand(program, recs)))(x)
+        with program.surroundings():
+            wrap(program.make())(x)
+    except Exception:  # more than JAX can do
+        return False
+    f = jax.jit(program.make()) if jitted else program.make()
+    with program.surroundings():
+        try:
+            records = sonde.capture(f, can_be_replaced)(other)[1]
+            got = wrap(sonde.edit(f, records))(x) if inside else sonde.edit(wrap(f), records)(x)
+        except sonde.errors.NoSuchSiteError:
+            return False
+        except sonde.errors.EditError as error:
+            if not re.search("examples took different branches|in a while_loop that is computed again", str(error)):
+                raise
+            return False
+        except sonde.errors.CaptureError as error:
+            if not is_refused(error, program):
+                raise
+            return False
+    np.testing.assert_allclose(got, want, **TOLERANCE)
+    return True
+
+
+def can_be_replaced(site: Any) -> bool:
+    return not site.in_place
+
+
+def in_double_precision_too(check: Callable[..., bool], program: Program, how: Sequence[Any]) -> bool:
+    """What is wrong must be wrong in double precision too: some programs make much of a last digit."""
+    try:
+        return check(program, *how)
     except AssertionError:
         with jax.enable_x64(True):
-            return check_edit(*chosen, x.astype(np.float64))
+            return check(program, *[h.astype(np.float64) if isinstance(h, np.ndarray) else h for h in how])
 
 
-def drawn(seed: int, max_depth: int) -> tuple[Any, ...]:
+def drawn(seed: int, max_depth: int) -> tuple[Callable[..., bool], Program, tuple[Any, ...]]:
+    """How an edit of a program is checked, the program, and the other arguments."""
     random = Random(seed)
     program = Drawing(random).program(max_depth)
+    x, inside = random.choice(INPUTS), random.random() < 0.3
+    if random.random() < 0.3:
+        form = random.choice(["value", *FORMS])
+        return check_put_back, program, (form, inside, random.random() < 0.3, x)
     value = random.choice(list(VALUES))
     gradient = None if value in RULES else random.choice([None, None, *GRADIENTS])
     form = random.choice(list(FORMS)[1:] if gradient else list(FORMS))
-    return program, value, gradient, form, random.random() < 0.3, random.choice(INPUTS)
+    names = [*dict.fromkeys(re.findall(r"Sow\(name='(\w+)'", repr(program)))]
+    name = random.choice(names) if names and random.random() < 0.3 else None
+    first = value not in RULES and not re.search("kind='(scalar|mixed)'", repr(program)) and random.random() < 0.2
+    return check_edit, program, (value, gradient, form, inside, x, name, first)
+
+
+def check_seed(seed: int, max_depth: int) -> bool:
+    return in_double_precision_too(*drawn(seed, max_depth))
 
 
 def run_edit_seed(seed: int, max_depth: int) -> bool:
     """Checks the edit of a random program; one that fails is made small before it is shown."""
-    program, *how = drawn(seed, max_depth)
+    check, program, how = drawn(seed, max_depth)
     try:
-        return check_in_double_precision(program, *how)
+        return in_double_precision_too(check, program, how)
     except Exception as error:
-        small = reduced(lambda p: check_in_double_precision(p, *how), program)
-        *words, x = how
-        words = ", ".join(map(repr, words))
-        raise AssertionError(f"check_edit({small}, {words}, np.array({x.tolist()}, np.float32)) fails") from error
+        small = reduced(lambda p: in_double_precision_too(check, p, how), program)
+        words = ", ".join(f"np.array({h.tolist()}, np.float32)" if isinstance(h, np.ndarray) else repr(h) for h in how)
+        raise AssertionError(f"{check.__name__}({small}, {words}) fails") from error

@@ -36,8 +36,7 @@ def work(seeds: range, kinds: list[str]) -> None:
     compile_quickly()
     gc.set_threshold(20_000, 20, 20)
     from tests.core.checking import check_program, drawn
-    from tests.core.editing import check_in_double_precision
-    from tests.core.editing import drawn as drawn_edit
+    from tests.core.editing import check_seed
     from tests.core.seeds import DEPTH
 
     for seed, kind in itertools.product(seeds, kinds):
@@ -46,7 +45,7 @@ def work(seeds: range, kinds: list[str]) -> None:
             if kind == "capture":
                 compared = check_program(*drawn(seed, DEPTH))
             else:
-                compared = check_in_double_precision(*drawn_edit(seed, DEPTH))
+                compared = check_seed(seed, DEPTH)
             outcome = "agreed" if compared else "not compared"
         except Exception as raised:
             outcome, error = "disagreed", f"{type(raised).__name__}: {raised}"[:1500]

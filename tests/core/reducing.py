@@ -13,6 +13,10 @@ from tests.core.programs import Body, Call, Node, Program, Sow, SowTwice
 SIMPLER = {"reverse": False, "fori": False, "inline": False, "psum": False, "linearize": False, "through": False}
 SIMPLER |= {"test_site": None, "replicated_site": None, "length": 1, "times": 1, "exchanged": False, "apart": False}
 SIMPLER |= {
+    "named": None,
+    "axis_name": None,
+    "second": "none",
+    "checked": True,
     "over": "x",
     "wrt": "x",
     "spread": False,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sonde.core.edits.hoisting import hoist
+from sonde.core.edits.hoisting import NumbersNeeded, calling, hoist, whole
 
 A, B = jnp.arange(3.0), jnp.arange(3.0) * 10
 
@@ -107,3 +107,50 @@ def test_traced_arrays_and_arrays_of_numpy():
 
     np.testing.assert_allclose(run(A), closing_over(A)(A))
     assert keys[0] == hoist(closing_over(A))[0].key
+
+
+def site():
+    from tests.core.making import site_of
+
+    return site_of(A)
+
+
+TELLING = {
+    "isinstance": lambda h, s=2.0: h * s if isinstance(s, float) else h,
+    "a text": lambda h, s=2.0: h * {"2.0": 5.0}[f"{s}"],
+    "in a function that it calls": lambda h, s=2.0: scaled(h, s),
+    "partial": functools.partial(lambda h, s: h * s if type(s) is float else h, s=2.0),
+    "NumPy": lambda h, s=np.ones(3): h * s if isinstance(s, np.ndarray) else h * 0,
+}
+
+
+def scaled(h, s):
+    return h * s if isinstance(s, float) else h
+
+
+@pytest.mark.parametrize("name", TELLING)
+def test_numbers_stay_in_functions_that_ask_what_they_are(name):
+    function = TELLING[name]
+    hoisted, arrays = hoist(function)
+    assert not arrays
+    np.testing.assert_array_equal(hoisted.rebuild([])(A), function(A))
+
+
+def test_an_error_of_a_number_names_the_site():
+    hoisted, arrays = hoist(lambda h, s=2.0: h * s if s > 1 else h)
+
+    def traced(h, arrays):
+        with calling(hoisted, site(), "the function of an edit"):
+            return hoisted.rebuild(arrays)(h)
+
+    with pytest.raises(NumbersNeeded, match="at site 'h' .* needs the number") as caught:
+        jax.jit(traced)(A, arrays)
+    assert caught.value.key == hoisted.key
+    assert whole(scaled).key == whole(scaled).key
+    with pytest.raises(jax.errors.TracerBoolConversionError):  # of the value: so it is by hand
+        jax.jit(lambda h: calling_whole(lambda h: h if h.sum() > 0 else -h, h))(A)
+
+
+def calling_whole(function, h):
+    with calling(whole(function), site(), "the function of an edit"):
+        return whole(function).rebuild([])(h)

@@ -24,7 +24,8 @@ class Cond(Node):
     keeps: bool = False
 
     def inside(self, x: Any, env: Env) -> Env:
-        return env if self.keeps else env.closing_over(x * 0.5)
+        # Devices that take different branches could not wait for each other.
+        return (env if self.keeps else env.closing_over(x * 0.5)).along(None)
 
     def index(self, x: Any, env: Env) -> Any:
         chooser = jnp.asarray(env.outer, x.dtype) if self.chosen_outside else x

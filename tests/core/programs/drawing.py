@@ -11,7 +11,21 @@ from tests.core.programs.derivatives import POLICIES, CustomJvp, CustomVjp, Grad
 from tests.core.programs.loops import Loop, LoopKind, While
 from tests.core.programs.maps import FACTORS, Grid, Shard, Sides, Vmap
 from tests.core.programs.models import WAYS, Model
-from tests.core.programs.nodes import Body, Call, Dead, Instead, Jit, Node, Op, Outer, Scope, Sow, SowTwice
+from tests.core.programs.nodes import (
+    COLLECTIVES,
+    Body,
+    Call,
+    Collective,
+    Dead,
+    Instead,
+    Jit,
+    Node,
+    Op,
+    Outer,
+    Scope,
+    Sow,
+    SowTwice,
+)
 from tests.core.programs.records import SiteKind
 from tests.core.programs.whole import UPGRADES, Program
 
@@ -27,6 +41,7 @@ class Place:
     shard: bool = True  # no shard_map inside another, or on an explicit mesh
     explicit: bool = False  # on an explicit mesh
     branch: bool = False  # names must differ between branches: no functions, no repeated names
+    axis: bool = False  # along an axis with a name
     apart: bool = True  # the input is what is differentiated, if anything is
 
     def inside(self, **changes: Any) -> Place:
@@ -81,6 +96,8 @@ class Drawing:
             plain = [self.sow, self.sow, self.plain]
             if place.n_functions and not place.branch and not place.forward:
                 plain.append(self.call)
+            if place.axis:
+                plain.append(self.collective)
             return self.of(*plain)(place)
         kinds = [self.jit, self.scope, self.vmap, self.loop, self.cond, self.remat, self.custom_jvp, self.dead]
         kinds += [self.jvp, self.grad, self.while_loop, self.grid, self.recomputed_loop, self.pullbacks]
@@ -105,6 +122,9 @@ class Drawing:
 
     def plain(self, place: Place) -> Node:
         return self.of(Op(0), Op(1), Op(2), Outer())
+
+    def collective(self, place: Place) -> Node:
+        return Collective(self.of(*COLLECTIVES))
 
     def call(self, place: Place) -> Node:
         return Call(self.integer(0, place.n_functions - 1), self.integer(1, 2), self.one_in(3))
@@ -131,9 +151,11 @@ class Drawing:
 
     def vmap(self, place: Place) -> Node:
         spread = place.explicit and self.one_in(2)  # over the axis of the mesh, once
-        body = self.body(place.inside(explicit=place.explicit and not spread))
+        name = f"v{place.depth}" if not spread and self.one_in(3) else None
+        inside = place.inside(explicit=place.explicit and not spread, axis=place.axis or name is not None)
         factors = FACTORS[:2] if spread else FACTORS
-        return Vmap(body, self.integer(0, 1), self.integer(0, 1), factors, self.of("x", "x", "outer", "both"), spread)
+        along, over = (self.integer(0, 1), self.integer(0, 1)), self.of("x", "x", "outer", "both")
+        return Vmap(self.body(inside), *along, factors, over, spread, name)
 
     def grid(self, place: Place) -> Node:
         inside = place.inside()
@@ -169,14 +191,17 @@ class Drawing:
 
     def shard(self, place: Place) -> Node:
         site = self.name(place) if self.one_in(2) else None
-        return Shard(self.body(place.inside(shard=False)), self.of(False, True), site)
+        second = self.of("none", "none", "varies", "not mapped")
+        body = self.body(place.inside(shard=False, axis=True))
+        return Shard(body, self.of(False, True), site, not self.one_in(4), second)
 
     # What repeats and chooses
 
     def loop(self, place: Place) -> Node:
         kind: LoopKind = self.of("scan", "scan_without_xs", "map", "fori")
         reverse = kind.startswith("scan") and self.of(False, True)
-        return Loop(self.body(place.inside()), self.integer(1, 3), kind, reverse)
+        name = self.of("rows", "layers") if self.one_in(4) else None
+        return Loop(self.body(place.inside()), self.integer(1, 3), kind, reverse, name)
 
     def recomputed_loop(self, place: Place) -> Node:
         """A loop whose steps are computed again, as deep models are trained."""

@@ -11,6 +11,7 @@ from jax import lax
 from tests.core.programs.nodes import WEIGHTS, Body, Env, Node, by_hand, layout, run, sown
 from tests.core.programs.records import NO_AXES, Perts, Rec, zeros_like
 
+import sonde
 from sonde import _jax
 
 LoopKind = Literal["scan", "scan_without_xs", "map", "fori"]
@@ -24,11 +25,19 @@ class Loop(Node):
     length: int
     kind: LoopKind = "scan"
     reverse: bool = False
+    # The name of the loop, if each iteration has a path of its own.
+    named: str | None = None
 
     def inputs(self, x: Any) -> Any:
         return jnp.arange(self.length)[:, None] * 0.1 + x
 
     def run(self, x: Any, env: Env) -> Any:
+        if self.named is None:
+            return self.loop(x, env)
+        with sonde.scope(f"{self.named}/*"):
+            return self.loop(x, env)
+
+    def loop(self, x: Any, env: Env) -> Any:
         inner = env.closing_over(x)
 
         def step(carry: Any, row: Any) -> Any:
@@ -51,12 +60,19 @@ class Loop(Node):
         for i in range(self.length):
             index = self.length - 1 - i if backwards else i
             row = self.inputs(x)[index] if self.kind in ("scan", "map") else None
-            mine = None if perts is None else jax.tree.map(lambda p: p[i], perts)
+            if self.named is None:
+                mine = None if perts is None else jax.tree.map(lambda p: p[i], perts)
+            else:
+                inner = dataclasses.replace(inner, prefix=f"{env.prefix}{self.named}/{i}/")
+                mine = None if perts is None else perts[i * len(perts) // self.length :][: len(perts) // self.length]
             start = row if self.kind == "map" else carry if row is None else carry * 0.5 + row
             carry, new = by_hand(self.body, start, mine, inner)
             ys.append(carry if self.kind == "map" else jnp.sin(carry))
             recs.append(new)
-        stacked = [rec.inside(loops=1) for rec in jax.tree.map(lambda *rows: jnp.stack(rows), *recs)]
+        if self.named is None:
+            stacked = [rec.inside(loops=1) for rec in jax.tree.map(lambda *rows: jnp.stack(rows), *recs)]
+        else:
+            stacked = [rec for row in recs for rec in row]
         ys = ys[::-1] if backwards else ys
         if self.kind == "fori":
             return carry, stacked
@@ -90,7 +106,8 @@ class While(Node):
         return trips(jnp.asarray(env.outer, x.dtype) if self.length_outside else x)
 
     def inside(self, x: Any, env: Env) -> Env:
-        return env.closing_over(x).where(differentiated=env.differentiated and not self.stop)
+        # Devices whose loops end at different times could not wait for each other.
+        return env.closing_over(x).where(differentiated=env.differentiated and not self.stop).along(None)
 
     def run(self, x: Any, env: Env) -> Any:
         way_around, x = 0.5 * x, lax.stop_gradient(x) if self.stop else x

@@ -22,16 +22,23 @@ def variants(x: Any, axis: int, factors: Sequence[float]) -> Any:
 
 
 def map_by_hand(
-    f: Callable[..., tuple[Any, list[Rec]]], args: Sequence[Any], in_axes: Any, perts: Perts, *, over_mesh: bool
+    f: Callable[..., tuple[Any, list[Rec]]],
+    args: Sequence[Any],
+    in_axes: Any,
+    perts: Perts,
+    *,
+    over_mesh: bool,
+    name: str | None = None,
 ) -> tuple[Any, list[Rec]]:
     """Maps `f(*args, perts)`; the new axis of what is recorded comes after its loops.
 
     By hand everything gets the axis, also what does not vary over it.
     """
     first = [a if axis is None else jax.tree.map(lambda a: jnp.take(a, 0, axis), a) for a, axis in zip(args, in_axes)]
-    axes = [rec.out_axes(over_mesh=over_mesh) for rec in jax.eval_shape(lambda *a: f(*a, None)[1], *first)]
+    one = lambda *a: jax.vmap(lambda _: f(*a, None)[1], axis_name=name)(jnp.zeros(2))
+    axes = [rec.out_axes(over_mesh=over_mesh) for rec in jax.eval_shape(one, *first)]
     pert_axes = None if perts is None else [[a for _ in p] for p, a in zip(perts, [r.value[0] for r in axes])]
-    y, recs = jax.vmap(f, in_axes=(*in_axes, pert_axes), out_axes=(0, axes))(*args, perts)
+    y, recs = jax.vmap(f, in_axes=(*in_axes, pert_axes), out_axes=(0, axes), axis_name=name)(*args, perts)
     return y, [rec.inside(mesh=over_mesh, mapped=not over_mesh) for rec in recs]
 
 
@@ -46,6 +53,7 @@ class Vmap(Node):
     over: Which = "x"
     # Over the axis of an explicit mesh.
     spread: bool = False
+    axis_name: str | None = None
 
     def inputs(self, x: Any) -> tuple[tuple[Any, Any], tuple[int | None, int | None]]:
         """What the body works on and closes over, and the axes along which these are mapped."""
@@ -60,13 +68,17 @@ class Vmap(Node):
         args, in_axes = self.inputs(x)
         if self.spread:
             args = tuple(a if axis is None else spread(a, axis) for a, axis in zip(args, in_axes))
-        mapped = jax.vmap(lambda y, outer: run(self.body, y, env.closing_over(outer)), in_axes, self.out_axis)
+        body = lambda y, outer: run(self.body, y, self.inside(outer, env))
+        mapped = jax.vmap(body, in_axes, self.out_axis, axis_name=self.axis_name)
         return mapped(*args).mean(self.out_axis)
 
     def by_hand(self, x: Any, perts: Perts, env: Env) -> tuple[Any, list[Rec]]:
-        one = lambda y, outer, p: by_hand(self.body, y, p, env.closing_over(outer))
-        y, recs = map_by_hand(one, *self.inputs(x), perts, over_mesh=False)
+        one = lambda y, outer, p: by_hand(self.body, y, p, self.inside(outer, env))
+        y, recs = map_by_hand(one, *self.inputs(x), perts, over_mesh=False, name=self.axis_name)
         return y.mean(0), recs
+
+    def inside(self, outer: Any, env: Env) -> Env:
+        return env.closing_over(outer) if self.axis_name is None else env.closing_over(outer).along(self.axis_name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,41 +187,71 @@ def spread(x: Any, axis: int) -> Any:
     return jax.reshard(x, PartitionSpec(*[None] * axis, "e"))
 
 
-def mesh() -> Any:
-    return jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
-
-
 @dataclasses.dataclass(frozen=True)
 class Shard(Node):
-    """Runs on two devices, on values that vary over them and perhaps on one that does not."""
+    """Runs on two devices or on four, on values that vary over them and perhaps on one that does not."""
 
     body: Body
     psum: bool = False
     replicated_site: str | None = None
+    # Whether JAX checks over which axes values vary.
+    checked: bool = True
+    # A mesh of two by two: the values vary over both axes, or over the first, where the second is not mapped.
+    second: Literal["none", "varies", "not mapped"] = "none"
+
+    def mesh(self) -> Any:
+        sizes, names = ((2,), ("d",)) if self.second == "none" else ((2, 2), ("d", "e"))
+        return jax.make_mesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
+
+    def shards(self, x: Any) -> Any:
+        pair = jnp.stack([x, 0.5 - x])
+        return jnp.stack([pair, 0.6 * pair + 0.1], 1) if self.second == "varies" else pair
 
     def run(self, x: Any, env: Env) -> Any:
-        inner = env.closing_over_nothing()
+        inner = env.closing_over_nothing().along("d")
+        axes = ("d", "e") if self.second == "varies" else ("d",)
+        own = (0,) * len(axes)
 
         def per_shard(shard: Any, same: Any) -> Any:
-            y = shard[0]
+            y = shard[own]
             if self.replicated_site is not None:
                 y = y + 0.3 * sown(same * 2, self.replicated_site)
             y = run(self.body, y, inner)
-            return lax.psum(y, "d") if self.psum else y[None]
+            return lax.psum(y, axes) if self.psum else jnp.expand_dims(y, own)
 
-        spec, here = PartitionSpec("d"), mesh()
+        spec = PartitionSpec(*axes)
         out_spec = PartitionSpec() if self.psum else spec
-        mapped = jax.shard_map(per_shard, mesh=here, in_specs=(spec, PartitionSpec()), out_specs=out_spec)
-        y = mapped(jnp.stack([x, 0.5 - x]), x)
-        return jnp.sin(y if self.psum else y.sum(0))
+        specs = {"in_specs": (spec, PartitionSpec()), "out_specs": out_spec}
+        manual: Any = {"axis_names": {"d"}} if self.second == "not mapped" else {}
+        mapped = jax.shard_map(per_shard, mesh=self.mesh(), **specs, check_vma=self.checked, **manual)
+        if manual:
+            mapped = jax.jit(mapped)  # JAX has no eager ones
+        y = mapped(self.shards(x), x)
+        return jnp.sin(y if self.psum else y.sum(tuple(range(len(axes)))))
 
     def by_hand(self, x: Any, perts: Perts, env: Env) -> tuple[Any, list[Rec]]:
-        first, shards = [], jnp.stack([x, 0.5 - x])
-        if self.replicated_site is not None:
-            same = x * 2 if perts is None else nudged(x * 2, perts[0][0])
+        same = x * 2
+        replicated = [] if self.replicated_site is None else [Rec([same], env.prefix + self.replicated_site, "array")]
+        inner = env.closing_over_nothing().along("d")
+
+        def one(shard: Any, perts: Perts) -> tuple[Any, list[Rec]]:
+            """One device. If JAX does not check, the value that is the same everywhere is taken to vary."""
+            own = [] if self.checked else replicated
+            if own:
+                value = same if perts is None else nudged(same, perts[0][0])
+                shard, perts = shard + 0.3 * value, None if perts is None else perts[1:]
+                own = [dataclasses.replace(own[0], value=[value])]
+            y, recs = by_hand(self.body, shard, perts, inner)
+            return y, own + recs
+
+        shards, first = self.shards(x), []
+        if self.checked and replicated:
+            same = same if perts is None else nudged(same, perts[0][0])
             perts = None if perts is None else perts[1:]
-            first = [Rec([same], env.prefix + self.replicated_site, "array")]
-            shards = shards + 0.3 * same
-        one = lambda shard, p: by_hand(self.body, shard, p, env.closing_over_nothing())
-        y, recs = map_by_hand(one, [shards], [0], perts, over_mesh=True)
-        return jnp.sin(y.sum(0)), first + recs
+            shards, first = shards + 0.3 * same, [dataclasses.replace(replicated[0], value=[same])]
+        if self.second != "varies":
+            y, recs = map_by_hand(one, [shards], [0], perts, over_mesh=True, name="d")
+            return jnp.sin(y.sum(0)), first + recs
+        row = lambda shard, p: map_by_hand(one, [shard], [0], p, over_mesh=True, name="e")
+        y, recs = map_by_hand(row, [shards], [0], perts, over_mesh=True, name="d")
+        return jnp.sin(y.sum((0, 1))), first + recs

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from tests.core.programs.records import Perts, Rec, SiteKind, nudged
 
 import sonde
@@ -26,12 +27,15 @@ SHAPE = (2,)
 WEIGHTS = np.array([0.7, -1.1], np.float32)
 NOTHING = np.array([0.4, -0.9], np.float32)  # what a function closes over that has nothing to close over
 
-_written_in: list[Callable[[Any], Any]] = []
+_written_in: list[Callable[[Any, str], Any]] = []
 
 
 @contextlib.contextmanager
-def edit_written_in(change: Callable[[Any], Any]) -> Iterator[None]:
-    """While a program is traced in this block, its sites are a change of their values, written in by hand."""
+def edit_written_in(change: Callable[[Any, str], Any]) -> Iterator[None]:
+    """While a program is traced in this block, its sites are a change of their values, written in by hand.
+
+    The change is a function of the value and the name of the site.
+    """
     _written_in.append(change)
     try:
         yield
@@ -41,7 +45,7 @@ def edit_written_in(change: Callable[[Any], Any]) -> Iterator[None]:
 
 def sown(value: Any, name: str) -> Any:
     """A value that the program marks; or, where an edit is written in by hand, what the edit makes of it."""
-    return _written_in[-1](value) if _written_in else sonde.sow(value, name)
+    return _written_in[-1](value, name) if _written_in else sonde.sow(value, name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +60,8 @@ class Env:
     outer: Any = dataclasses.field(default_factory=lambda: NOTHING)
     prefix: str = ""
     differentiated: bool = False
+    # The innermost axis that has a name, mapped or of a mesh, if all of its elements run this.
+    axis: str | None = None
 
     def closing_over(self, outer: Any) -> Env:
         return dataclasses.replace(self, outer=outer)
@@ -65,6 +71,9 @@ class Env:
 
     def where(self, *, differentiated: bool) -> Env:
         return dataclasses.replace(self, differentiated=differentiated)
+
+    def along(self, axis: str | None) -> Env:
+        return dataclasses.replace(self, axis=axis)
 
 
 class Node:
@@ -104,7 +113,7 @@ def layout(body: Body, env: Env) -> list[Rec]:
     if key not in _layouts:
         if len(_layouts) > 2000:
             _layouts.clear()
-        plain = env.closing_over_nothing()
+        plain = env.closing_over_nothing().along(None)
         # Loop and axis counts travel in the structure, which eval_shape keeps.
         _layouts[key] = jax.eval_shape(lambda x: by_hand(body, x, None, plain)[1], jnp.zeros(SHAPE, float))
     return _layouts[key]
@@ -131,6 +140,32 @@ class Outer(Node):
 
     def run(self, x: Any, env: Env) -> Any:
         return x + 0.3 * env.outer
+
+    def by_hand(self, x: Any, perts: Perts, env: Env) -> tuple[Any, list[Rec]]:
+        return self.run(x, env), []
+
+
+def rotated(x: Any, axis: str) -> Any:
+    size = lax.axis_size(axis)
+    return lax.ppermute(x, axis, [(i, (i + 1) % size) for i in range(size)])
+
+
+COLLECTIVES: dict[str, Callable[[Any, str], Any]] = {
+    "pmean": lambda x, axis: lax.pmean(jnp.sin(x), axis),
+    "psum": lambda x, axis: 0.2 * lax.psum(x * x, axis),
+    "gather": lambda x, axis: 0.5 * lax.all_gather(x, axis)[0],
+    "permute": rotated,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective(Node):
+    """Depends on all elements of the innermost axis with a name, if there is one."""
+
+    kind: str
+
+    def run(self, x: Any, env: Env) -> Any:
+        return x if env.axis is None else 0.6 * x + 0.4 * COLLECTIVES[self.kind](x, env.axis)
 
     def by_hand(self, x: Any, perts: Perts, env: Env) -> tuple[Any, list[Rec]]:
         return self.run(x, env), []
@@ -300,6 +335,7 @@ class Call(Node):
 
     def by_hand(self, x: Any, perts: Perts, env: Env) -> tuple[Any, list[Rec]]:
         body: Body = env.functions[self.function]
+        env = env.along(None)  # as the jitted functions are
         recs: list[Rec] = []
         for _ in range(self.times):
             mine = None if perts is None else perts[len(recs) : len(recs) + len(layout(body, env))]

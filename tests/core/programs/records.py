@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -125,6 +126,24 @@ def _gated_jvp(primals: Any, tangents: Any) -> Any:
     return gated(*primals), of_pert
 
 
+_puts_back: list[bool] = []
+
+
+@contextlib.contextmanager
+def putting_back() -> Iterator[None]:
+    """In this block, what passes a site by hand is what is given for it, instead of the sum of both.
+
+    NaN stands for what was not recorded, in a branch that was not taken.
+    """
+    _puts_back.append(True)
+    try:
+        yield
+    finally:
+        _puts_back.pop()
+
+
 def nudged(value: Any, pert: Any) -> Any:
-    """A value plus its perturbation."""
+    """A value plus its perturbation, or instead of it."""
+    if _puts_back:
+        return jnp.where(jnp.isnan(pert), value, pert)
     return value + gated(value, pert)

@@ -1,6 +1,7 @@
 """Calls as functions of their arrays."""
 
 import functools
+import itertools
 from typing import Any
 
 import equinox as eqx
@@ -11,7 +12,7 @@ import pytest
 
 import sonde
 from sonde import nnx
-from sonde.core.session.functionalize import shapes_of_call
+from sonde.core.session.functionalize import JitByStaticPart, shapes_of_call, static_and_arrays
 from sonde.tools import patch_sweep, site_gradients
 
 
@@ -93,3 +94,20 @@ def test_what_a_metric_closes_over_may_change() -> None:
     assert float(ask(jnp.ones(2))[0]) == 10
     target = jnp.array([2.0, 2.0])
     assert float(ask(jnp.ones(2))[0]) == 0
+
+
+def test_equal_tools_share_their_programs():
+    traces = itertools.count()
+
+    def run(settings, metric, static, arrays):
+        next(traces)
+        return metric(arrays[0])
+
+    double = lambda x: x * 2
+    for i in range(3):
+        metric = lambda y: y + 1  # one function, written anew
+        compiled = JitByStaticPart.shared(functools.partial(run, "a", metric), double)
+        assert compiled(*static_and_arrays((double, jnp.float32(i)))) == i + 1
+    assert next(traces) == 1
+    JitByStaticPart.shared(functools.partial(run, "b", lambda y: y), double)(*static_and_arrays((double, jnp.ones(()))))
+    assert next(traces) == 3

@@ -1,5 +1,6 @@
 """Replacing values at sites, against programs in which the replacement is written out."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -324,3 +325,30 @@ def test_edits_at_mapped_positions_are_one_program():
 def test_a_traced_position_beyond_the_axis_is_nowhere():
     f = lambda i: edit(lambda x: sow(x, "h"), {"h": Edit(jnp.zeros_like, positions=i, position_axis=0)})(jnp.ones(2))
     np.testing.assert_array_equal(jax.vmap(f)(jnp.array([1, 2, -2, -3])), [[1, 0], [1, 1], [0, 1], [1, 1]])
+
+
+DECIDING = {
+    "if": lambda s: lambda h: h * s if s > 1 else h,
+    "mask": lambda s: lambda h, mask=jnp.arange(3) < s: h * 0 + h[mask].sum(),
+    "math": lambda s: lambda h: h * math.sqrt(s),
+}
+
+
+@pytest.mark.parametrize("name", DECIDING)
+def test_functions_may_decide_by_their_numbers(name):
+    """Arrays and floats are arguments of the compiled program, unless the function must know them."""
+    make, x = DECIDING[name], jnp.array([1.0, -2.0, 3.0])
+    jitted = jax.jit(lambda x: sow(x * 3, "h") + 1)
+    for s in (2.0, 0.5, 3.0):
+        np.testing.assert_allclose(edit(jitted, {"h": make(s)})(x), make(s)(x * 3) + 1)
+        np.testing.assert_allclose(jax.jit(edit(jitted, {"h": make(s)}))(x), make(s)(x * 3) + 1)
+        np.testing.assert_allclose(edit(jitted, {"h": make(s)}).lower(x).compile()(x), make(s)(x * 3) + 1)
+    if name == "if":
+        grad = lambda s: sonde.Edit(grad=make(s))
+        step = jax.jit(jax.grad(lambda x: sow(x * 3, "h").sum()))
+        for s in (2.0, 0.5):
+            np.testing.assert_allclose(edit(step, {"h": grad(s)})(x), jnp.full(3, 3 * (s if s > 1 else 1)))
+    with pytest.raises(EditError, match=r"needs the number of an array while the program is traced"):
+        edit(lambda x: jitted(x) * 2, {"h": make(2.0)})(x)
+    with pytest.raises((jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError)):
+        jax.jit(lambda s: edit(jitted, {"h": make(s)})(x))(2.0)  # as by hand

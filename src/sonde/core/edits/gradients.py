@@ -16,10 +16,11 @@ import jax.numpy as jnp
 
 from sonde import _jax
 from sonde._jax import ad, batching, mlir
+from sonde.core.edits.hoisting import Hoisted, calling
 from sonde.core.edits.new_values import at_positions, checked_leaves
 from sonde.core.marks.axes import Axis, per_example
 from sonde.core.marks.batch_like import repeated
-from sonde.core.marks.site import Site, naming
+from sonde.core.marks.site import Site
 from sonde.core.session.session import with_capture_state
 
 
@@ -28,14 +29,14 @@ class GradientEdit:
     """What to do with the gradient at a site.
 
     Attributes:
-        rebuild: Makes the function of the gradient, given its arrays.
+        function: The function of the gradient, without its arrays.
         site: The site.
         positions_in: Gives the positions along `axis` to change, given the arrays; None: all.
         axis: The axis of the positions.
         owner: Keeps the plan of the edit alive as long as programs refer to it.
     """
 
-    rebuild: Callable[[Sequence[Any]], Any]
+    function: Hoisted
     site: Site
     positions_in: Callable[[Sequence[Any]], Any]
     axis: int
@@ -44,8 +45,8 @@ class GradientEdit:
     def of_example(self, cotangents: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
         """The new cotangents of a value as it was marked."""
         site = self.site
-        with with_capture_state(None), naming(site, "the gradient function of an edit"):
-            result = self.rebuild(operands)(site.rebuild(cotangents))
+        with with_capture_state(None), calling(self.function, site, "the gradient function of an edit"):
+            result = self.function.rebuild(operands)(site.rebuild(cotangents))
             new = checked_leaves(result, cotangents, site, "the gradient of ")
             positions = self.positions_in(operands)
             if positions is not None:

@@ -31,12 +31,12 @@ import numpy as np
 
 from sonde import _jax
 from sonde.core.edits.gradients import GradientEdit, with_edited_gradient
-from sonde.core.edits.hoisting import Hoisted, hoist
+from sonde.core.edits.hoisting import Hoisted, calling, hoist
 from sonde.core.edits.new_values import at_positions, checked_leaves
 from sonde.core.marks.path import STAR, Pattern, glob_matches
 from sonde.core.marks.primitive import site_p
 from sonde.core.marks.scopes import RowsName, path_under, scope
-from sonde.core.marks.site import Site, View, naming
+from sonde.core.marks.site import Site, View
 from sonde.core.session.closures import same_value
 from sonde.core.session.session import with_capture_state
 from sonde.core.session.state import CaptureState
@@ -415,7 +415,7 @@ def _apply(running: RunningPlan, edited: Edited, site: Site) -> Edited:
         elif supplied:
             arrays = _replaced(step, applies, supplied, arrays, operands, named)
         if step.gradient is not None:
-            edit = GradientEdit(step.gradient.rebuild, named, step.positions_in, step.axis, plan)
+            edit = GradientEdit(step.gradient, named, step.positions_in, step.axis, plan)
             gradients.append(_Gradients(edit, applies, tuple(operands[n:])))
     return Edited(arrays, gradients)
 
@@ -429,7 +429,7 @@ def _new_arrays(
     with (
         with_capture_state(outside),
         scope(name),
-        naming(site, "the function of an edit"),
+        calling(step.function, site, "the function of an edit"),
     ):  # without captures, no scope is opened
         result = function(site.rebuild(arrays))
     with with_capture_state(None):  # `jax.numpy` may be marked

@@ -63,7 +63,7 @@ def same_value(value: Any, *, without_closure: bool = False) -> Hashable:
         without_closure: For a function: its code and the globals that it reads, without its closure and defaults.
     """
     if without_closure:
-        globals_read = [value.__globals__[name] for name in _names(value.__code__) if name in value.__globals__]
+        globals_read = [value.__globals__[name] for name in names_read(value.__code__) if name in value.__globals__]
         return value.__code__, _Snapshot()._all(globals_read, 0)
     return _Snapshot()._value(value, 0)
 
@@ -84,10 +84,14 @@ class _Snapshot:
             return self._all((f.func, f.args, f.keywords), depth)
         if isinstance(f, types.MethodType):
             return self._all((f.__func__, f.__self__), depth)
+        if isinstance(f, jax.stages.Wrapped):  # what else it has are programs that are kept
+            return self.of(getattr(f, "__wrapped__", None), depth)
         if isinstance(f, types.FunctionType):
             cells = [cell for cell in f.__closure__ or () if not is_empty(cell)]
             values = [cell.cell_contents for cell in cells]
-            values += [f.__globals__[name] for name in _names(f.__code__) if name in f.__globals__]
+            if str(f.__module__).startswith("sonde."):  # beside the functions that they wrap, ours close over caches
+                return self._all([value for value in values if callable(value)], depth)
+            values += [f.__globals__[name] for name in names_read(f.__code__) if name in f.__globals__]
             return self._all((*values, *(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()), depth)
         if isinstance(f, type) or not hasattr(f, "__dict__"):
             return ()
@@ -156,9 +160,9 @@ def is_empty(cell: Any) -> bool:
     return False
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
+def names_read(code: types.CodeType) -> Iterator[str]:
     """The names of globals that a function may read, also in functions that are written inside it."""
     yield from code.co_names
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
-            yield from _names(const)
+            yield from names_read(const)

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
 
+from sonde.core.edits.hoisting import hoist
 from sonde.core.marks.arrays import WithoutArrays, split_arrays
 from sonde.core.modules.roots import NO_MODELS, StandIns, stand_ins
 from sonde.core.session.caches import kept_with
-from sonde.core.session.closures import state_of
+from sonde.core.session.closures import same_value, state_of
 from sonde.core.session.compiled_on_disk import keep_on_disk
 from sonde.core.session.inside_protocol import InsideRequest
 
@@ -68,6 +70,20 @@ class JitByStaticPart:
     def __init__(self, run: Callable[..., Any]) -> None:
         self._run = run
         self.__qualname__ = getattr(run, "__qualname__", type(run).__qualname__)
+
+    @staticmethod
+    def shared(run: Callable[..., Any], *owners: object) -> JitByStaticPart:
+        """The same object for equal functions: a tool that is made anew for the same functions compiles nothing.
+
+        Args:
+            run: The function, such as a `functools.partial` of settings and functions of the user.
+            owners: The user's functions; the first that can keep something keeps it.
+        """
+        hoisted, arrays = hoist(run)
+        key = "shared", hoisted.key, tuple(map(same_value, arrays))
+        own = (g for g in owners if isinstance(g, types.FunctionType | jax.stages.Wrapped))
+        # Programs of models alone stay until the bound on kept programs is reached: a model cannot keep anything.
+        return kept_with(next(own, static_and_arrays), key, lambda _: JitByStaticPart(run))
 
     def at(self, static: Hashable) -> Any:
         """The jitted function of the other arguments."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -12,7 +12,7 @@ import jax
 from sonde import _jax
 from sonde._renames import with_old_attributes
 from sonde.core.edits.editing import Editing, Rule, StepValues, is_argument
-from sonde.core.edits.hoisting import hoist
+from sonde.core.edits.hoisting import Hoisted, NumbersNeeded, hoist, whole
 from sonde.core.edits.new_values import check_is_whole
 from sonde.core.edits.plan import REPLACED, TRACED, EditPlan, Paths, Put, Step
 from sonde.core.marks.path import Pattern, check_pattern, short_repr
@@ -146,11 +146,11 @@ def edit(
                 f"edit of {pattern!r}: a new value is an array, a function, a record or an Edit, got {new!r}"
             )
     chosen = {check_pattern(p, "edit"): e if isinstance(e, Edit) else Edit(e) for p, e in given.items()}
-    plan, values = _plan_of(chosen)
     jitted = _jax.jit_options(f)
-    if jitted is None:
-        return wrapped_like(lambda *args, **kwargs: _edit_now(plan, values, f, asked, args, kwargs), f)
-    return _compiled_edit(f, *jitted, plan, values, asked)
+    if jitted is not None:
+        return _compiled_edit(f, *jitted, chosen, asked)
+    plan, values = _plan_of(chosen)
+    return wrapped_like(lambda *args, **kwargs: _edit_now(plan, values, f, asked, args, kwargs), f)
 
 
 def _edit_now(
@@ -228,48 +228,70 @@ _ARRAYS = "__sonde_arrays_of_edits__"
 
 
 def _compiled_edit(
-    f: Any,
-    fn: Callable,
-    options: dict[str, Any],
-    plan: EditPlan,
-    values: tuple[StepValues, ...],
-    asked: InsideRequest | None,
+    f: Any, fn: Callable, options: dict[str, Any], edits: Mapping[Pattern, Edit], asked: InsideRequest | None
 ) -> Callable:
     """One `jax.jit` of the edited function for each structure of edits; their arrays are arguments."""
-    leaves, tree = jax.tree.flatten(values)
-    are_arrays = [*map(is_argument, leaves)]
-    arrays = [x for x, is_array in zip(leaves, are_arrays) if is_array]
-    fixed = tuple(x for x, is_array in zip(leaves, are_arrays) if not is_array)
-
-    def make(models: ModelsOfCall | None, meter: Meter) -> Any:
-        def edited(*args: Any, **kwargs: Any) -> Any:
-            given, others = iter(kwargs.pop(_ARRAYS)), iter(fixed)
-            now = jax.tree.unflatten(tree, [next(given) if is_array else next(others) for is_array in are_arrays])
-            inside = asked if models is None else models.inside(args, kwargs)
-            return _edit_now(plan, now, fn, inside, args, kwargs)
-
-        return meter.jit(wrapped_like(edited, fn), **options)
-
+    # Functions whose numbers must be known, as an earlier edit of this structure has shown.
+    whole_functions: set[Hashable] = kept_with(f, ("whole functions", _plan_of(edits)[0]), lambda _: set())
     has_models = bool(asked and asked.known_models())
-    # The program depends on what its functions read, as a capture's does; what cannot be compared is by identity.
-    key = ("edit", plan, by_identity(tree), tuple(are_arrays), tuple(map(by_identity, fixed)))
 
-    def compiled(args: Any, kwargs: Any) -> Any:
-        models = models_of_call(asked, args, kwargs) if asked is not None and has_models else None
-        return kept_with(f, (*key, models or asked), functools.partial(make, models))
+    def programs() -> tuple[Callable[[Any, Any], Any], list[Any]]:
+        """What gives the compiled program for some arguments, and the arrays of the edits."""
+        plan, values = _plan_of(edits, whole_functions)
+        leaves, tree = jax.tree.flatten(values)
+        are_arrays = [*map(is_argument, leaves)]
+        arrays = [x for x, is_array in zip(leaves, are_arrays) if is_array]
+        fixed = tuple(x for x, is_array in zip(leaves, are_arrays) if not is_array)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return compiled(args, kwargs)(*args, **{_ARRAYS: arrays}, **kwargs)
+        def make(models: ModelsOfCall | None, meter: Meter) -> Any:
+            def edited(*args: Any, **kwargs: Any) -> Any:
+                given, others = iter(kwargs.pop(_ARRAYS)), iter(fixed)
+                now = jax.tree.unflatten(tree, [next(given) if is_array else next(others) for is_array in are_arrays])
+                inside = asked if models is None else models.inside(args, kwargs)
+                return _edit_now(plan, now, fn, inside, args, kwargs)
 
-    def method(name: str, *args: Any, **kwargs: Any) -> Any:
-        more = {} if name == "clear_cache" else {_ARRAYS: arrays}
-        return getattr(compiled(args, kwargs), name)(*args, **more, **kwargs)
+            return meter.jit(wrapped_like(edited, fn), **options)
 
-    return like_jitted(call, fn, method)
+        # The program depends on what its functions read, as a capture's does; what cannot be compared is by identity.
+        key = ("edit", plan, by_identity(tree), tuple(are_arrays), tuple(map(by_identity, fixed)))
+
+        def compiled(args: Any, kwargs: Any) -> Any:
+            models = models_of_call(asked, args, kwargs) if asked is not None and has_models else None
+            return kept_with(f, (*key, models or asked), functools.partial(make, models))
+
+        return compiled, arrays
+
+    compiled, arrays = programs()
+
+    def run(name: str, args: Any, kwargs: Any) -> Any:
+        nonlocal compiled, arrays
+        while True:
+            program = compiled(args, kwargs)
+            own: dict[str, Any] = {} if name == "clear_cache" else {_ARRAYS: arrays}
+            if name in ("lower", "trace"):  # what they return is called with the arguments of `fn` alone
+                with_arrays = functools.partial(lambda program, own, *a, **k: program(*a, **own, **k), program, own)
+                program, own = jax.jit(wrapped_like(with_arrays, fn), **options), {}
+            try:
+                return getattr(program, name)(*args, **own, **kwargs)
+            except NumbersNeeded as error:
+                are_known = not any(isinstance(x, _jax.Tracer) for x in arrays)
+                if error.key in whole_functions or not are_known:  # they are traced around the edit, too
+                    raise
+                whole_functions.add(error.key)
+                compiled, arrays = programs()
+
+    return like_jitted(lambda *args, **kwargs: run("__call__", args, kwargs), fn, lambda n, *a, **k: run(n, a, k))
 
 
-def _plan_of(edits: Mapping[Pattern, Edit]) -> tuple[EditPlan, tuple[StepValues, ...]]:
-    """The edits without their arrays, and the arrays."""
+def _plan_of(
+    edits: Mapping[Pattern, Edit], whole_functions: Collection[Hashable] = ()
+) -> tuple[EditPlan, tuple[StepValues, ...]]:
+    """The edits without their arrays, and the arrays; those of some functions remain in them."""
+
+    def without_arrays(function: object) -> tuple[Hoisted, list[Any]]:
+        hoisted, arrays = hoist(function)
+        return (whole(function), []) if hoisted.key in whole_functions else (hoisted, arrays)
+
     steps: list[Step] = []
     values: list[StepValues] = []
     for pattern, wanted in edits.items():
@@ -282,12 +304,12 @@ def _plan_of(edits: Mapping[Pattern, Edit]) -> tuple[EditPlan, tuple[StepValues,
             kind, absent = "record", any(flag is not None for flag in (*new.taken, *new.counts))
         elif callable(new):
             kind = "function"
-            function, arrays = hoist(new)
+            function, arrays = without_arrays(new)
             new = None
         else:
             kind = "value"
         put = REPLACED if kind in ("value", "record") else None
-        gradient, more = (None, []) if wanted.grad is None else hoist(wanted.grad)
+        gradient, more = (None, []) if wanted.grad is None else without_arrays(wanted.grad)
         positions: Any = wanted.positions  # a tuple, since `Edit` has checked it
         chosen = []
         if isinstance(positions, _jax.Tracer):

@@ -125,12 +125,11 @@ def attribute(
     asked = inside_request(inside)
     patterns = check_patterns(patterns, "attribute")
     by = _by_gradient if method == "gradient" else _integrated
-    other = None if isinstance(baseline, (int, float)) else (baseline if isinstance(baseline, tuple) else (baseline,))
-    run = functools.partial(by, patterns, metric, baseline if other is None else None, steps, asked)
-    compiled = JitByStaticPart(run)
+    compiled = JitByStaticPart.shared(functools.partial(by, patterns, metric, steps, asked), f, metric)
 
     def attributed(*args: P.args, **kwargs: P.kwargs) -> Attribution:
-        call = f, args, kwargs, None if other is None else (other, kwargs)
+        other: Any = (baseline if isinstance(baseline, tuple) else (baseline,)), kwargs
+        call = f, args, kwargs, np.asarray(baseline, float) if isinstance(baseline, (int, float)) else other
         found, output = compiled(*static_and_arrays(call, asked))
         return Attribution({path: record.values for path, record in found.items()}, output)
 
@@ -140,7 +139,6 @@ def attribute(
 def _by_gradient(
     patterns: tuple[Pattern, ...],
     metric: Any,
-    baseline: Any,
     steps: int,
     inside: InsideRequest | None,
     rest: StaticPart,
@@ -148,7 +146,7 @@ def _by_gradient(
 ) -> Any:
     del steps
     output, records = number_and_gradients(patterns, metric, inside, lambda x: rest.whole(x)[:3], arrays)
-    base = _base_values(patterns, baseline, inside, rest, arrays)
+    base = _base_values(patterns, inside, rest, arrays)
     found: dict[str, Any] = {}
     for path, record in records.stacked.items():
         grads = record.grads or (None,) * len(record.values)
@@ -159,15 +157,14 @@ def _by_gradient(
 
 def _base_values(
     patterns: tuple[Pattern, ...],
-    baseline: Any,
     inside: InsideRequest | None,
     rest: StaticPart,
     arrays: Sequence[jax.Array],
 ) -> Callable[[Record], tuple[Any, ...]]:
     """What the values of a record are compared with: a number, or the values of another run."""
     f, _, _, other = rest.whole(arrays)
-    if other is None:
-        return lambda record: tuple(jax.tree.map(lambda x: baseline, value) for value in record.values)
+    if not isinstance(other, tuple):
+        return lambda record: tuple(jax.tree.map(lambda _: other, value) for value in record.values)
     args, kwargs = other
     _, records = values_to_place(f, *patterns, inside=inside)(*args, **kwargs)
 
@@ -201,7 +198,6 @@ def _times(value: Any, gradient: jax.Array | None, base: jax.Array) -> Any:
 def _integrated(
     patterns: tuple[Pattern, ...],
     metric: Any,
-    baseline: Any,
     steps: int,
     inside: InsideRequest | None,
     rest: StaticPart,
@@ -209,7 +205,7 @@ def _integrated(
 ) -> Any:
     f, args, kwargs, _ = rest.whole(arrays)
     result, records = values_to_place(f, *patterns, inside=inside)(*args, **kwargs)
-    base = _base_values(patterns, baseline, inside, rest, arrays)
+    base = _base_values(patterns, inside, rest, arrays)
 
     def number(changed: Callable[[Callable], Callable], touch: jax.Array) -> Any:
         f, args, kwargs, _ = rest.whole([touched(x, touch) for x in arrays])

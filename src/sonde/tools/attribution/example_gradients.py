@@ -7,6 +7,7 @@ does not fill the machine.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -44,28 +45,7 @@ def example_grad_norms(loss: Callable[[Any, Any], Any], *, chunk: int = 1) -> Ca
     if chunk < 1:
         raise ValueError(f"example_grad_norms: chunk must be at least 1, got {chunk}")
 
-    def norms(
-        parts: tuple[tuple[bool, ...], StaticPart], floats: list[Any], others: list[Any], batch: Any
-    ) -> jax.Array:
-        which, rest = parts
-
-        def number(floats: list[Any], example: Any) -> Any:
-            a, b = iter(floats), iter(others)
-            result = loss(rest.whole([next(a) if w else next(b) for w in which]), example)
-            if jnp.shape(result) != ():
-                raise ValueError(
-                    "example_grad_norms: the loss of one example must be a number, got an array of shape "
-                    f"{jnp.shape(result)}"
-                )
-            return result
-
-        def norm(example: Any) -> jax.Array:
-            squares = [jnp.sum(jnp.abs(g.astype(_wide(g))) ** 2) for g in jax.grad(number)(floats, example)]
-            return jnp.sqrt(sum(squares, jnp.zeros(())))
-
-        return jax.lax.map(norm, batch, batch_size=chunk if chunk > 1 else None)
-
-    compiled = JitByStaticPart(norms)
+    compiled = JitByStaticPart.shared(functools.partial(_norms, loss, chunk), loss)
 
     def of_batch(params: Any, batch: Any) -> jax.Array:
         lengths = {jnp.shape(x)[:1] for x in jax.tree.leaves(batch)}
@@ -80,6 +60,33 @@ def example_grad_norms(loss: Callable[[Any, Any], Any], *, chunk: int = 1) -> Ca
         return compiled((which, rest), floats, [x for x, w in zip(arrays, which) if not w], batch)
 
     return of_batch
+
+
+def _norms(
+    loss: Callable[[Any, Any], Any],
+    chunk: int,
+    parts: tuple[tuple[bool, ...], StaticPart],
+    floats: list[Any],
+    others: list[Any],
+    batch: Any,
+) -> jax.Array:
+    which, rest = parts
+
+    def number(floats: list[Any], example: Any) -> Any:
+        a, b = iter(floats), iter(others)
+        result = loss(rest.whole([next(a) if w else next(b) for w in which]), example)
+        if jnp.shape(result) != ():
+            raise ValueError(
+                "example_grad_norms: the loss of one example must be a number, got an array of shape "
+                f"{jnp.shape(result)}"
+            )
+        return result
+
+    def norm(example: Any) -> jax.Array:
+        squares = [jnp.sum(jnp.abs(g.astype(_wide(g))) ** 2) for g in jax.grad(number)(floats, example)]
+        return jnp.sqrt(sum(squares, jnp.zeros(())))
+
+    return jax.lax.map(norm, batch, batch_size=chunk if chunk > 1 else None)
 
 
 def _wide(x: jax.Array) -> Any:

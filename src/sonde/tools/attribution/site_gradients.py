@@ -70,7 +70,7 @@ def site_gradients(
     check_callable(f, "site_gradients")
     asked = inside_request(inside)
     patterns = check_patterns(patterns, "site_gradients")
-    compiled = JitByStaticPart(functools.partial(_run, patterns, metric, asked))
+    compiled = JitByStaticPart.shared(functools.partial(_run, patterns, metric, asked), f, metric)
 
     def with_gradients(*args: P.args, **kwargs: P.kwargs) -> tuple[Any, Records]:
         return compiled(*static_and_arrays((f, args, kwargs), asked))

@@ -212,7 +212,7 @@ class EdgeAttribution(Generic[P]):
         self, f: Callable[P, Any], asked: Asked, baseline: Any, method: Method, steps: int, inputs: Any
     ) -> None:
         self._f, self._asked, self._baseline = f, asked, baseline
-        self._compiled = JitByStaticPart(functools.partial(scores, asked, method, steps, inputs))
+        self._compiled = JitByStaticPart.shared(functools.partial(scores, asked, method, steps, inputs), f)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Edges:
         """The edges for these arguments."""

@@ -149,7 +149,8 @@ def patch_paths(
         if not isinstance(heads, int) or isinstance(heads, bool):
             raise TypeError(f"patch_paths: split= has a number for the axis of {pattern!r}, got {heads!r}")
     along = tuple((split or {}).items())
-    run = JitByStaticPart(_Run(sending, receiving, held, metric, checked_axes(axis), along, request))
+    settings = _Run(sending, receiving, held, metric, checked_axes(axis), along, request)
+    run = JitByStaticPart.shared(settings, f, metric)
 
     def paths(clean: Any, corrupt: Any) -> Paths:
         inputs = [x if isinstance(x, tuple) else (x,) for x in (clean, corrupt)]

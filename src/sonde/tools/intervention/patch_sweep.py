@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import math
-import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -31,12 +30,10 @@ from sonde.core import (
     Pattern,
     StaticPart,
     arrays_in,
-    by_identity,
     check_callable,
     check_patterns,
     explains_arguments,
     inside_request,
-    kept_with,
     static_and_arrays,
 )
 from sonde.tools.execution.cost_estimate import effort
@@ -122,8 +119,7 @@ def patch_sweep(
     device = _CPU if jax.default_backend() == "cpu" else _ACCELERATOR
     if chunk is not None:
         device = device._replace(most=chunk)
-    key = ("sweep", patterns, by_identity(metric), axes, device, request)
-    owner = next((g for g in (f, metric) if isinstance(g, types.FunctionType | jax.stages.Wrapped)), _sweep)
+    compiled = JitByStaticPart.shared(functools.partial(_sweep, patterns, metric, axes, device, request), f, metric)
 
     def sweep(clean: Any, corrupt: Any) -> Sweep:
         inputs = [x if isinstance(x, tuple) else (x,) for x in (clean, corrupt)]
@@ -134,7 +130,6 @@ def patch_sweep(
                 f"arrays; the clean one has {', '.join(shapes[0])}, the corrupt one {', '.join(shapes[1])}"
             )
         static, arrays = static_and_arrays((f, *inputs, along), request)
-        compiled = kept_with(owner, key, lambda _: _sweep(patterns, metric, axes, device, request))
         scores, of_clean, of_corrupt = compiled(static, arrays)
         # What the columns of the scores count, for pictures and tables.
         index = f"index along axis {axes[-1]}" if axes and axes != (-2,) else POSITION
@@ -158,9 +153,15 @@ def _checked_directions(directions: Any) -> Any:
 
 
 def _sweep(
-    patterns: tuple[Pattern, ...], metric: Callable, axes: Axes, device: _Device, inside: InsideRequest | None = None
-) -> JitByStaticPart:
-    """The compiled sweep."""
+    patterns: tuple[Pattern, ...],
+    metric: Callable,
+    axes: Axes,
+    device: _Device,
+    inside: InsideRequest | None,
+    rest: StaticPart,
+    arrays: list[Any],
+) -> Any:
+    """The scores by place and name, and the metrics of the clean and the corrupt run."""
 
     def measured(result: Any) -> Any:
         score = metric(result)
@@ -168,35 +169,32 @@ def _sweep(
             raise ValueError(f"patch_sweep: the metric must be a number, got an array of shape {jnp.shape(score)}")
         return score
 
-    def sweep(rest: StaticPart, arrays: list[Any]) -> Any:
-        f, clean, _, directions = rest.whole(arrays)
-        result, records = values_to_place(f, *patterns, inside=inside)(*clean)
-        targets = [Target.of(seen, axes, directions) for seen in each_seen(records, stacked=True)]
+    f, clean, _, directions = rest.whole(arrays)
+    result, records = values_to_place(f, *patterns, inside=inside)(*clean)
+    targets = [Target.of(seen, axes, directions) for seen in each_seen(records, stacked=True)]
 
-        def run(group: Sequence[Target], point: jax.Array) -> Any:
-            # A copy for every run: changes that one run makes to a model must not reach the next.
-            f, _, corrupt, _ = rest.whole(arrays)
-            return measured(PointRule(group, point).applied_to(f, inside)(*corrupt))
+    def run(group: Sequence[Target], point: jax.Array) -> Any:
+        # A copy for every run: changes that one run makes to a model must not reach the next.
+        f, _, corrupt, _ = rest.whole(arrays)
+        return measured(PointRule(group, point).applied_to(f, inside)(*corrupt))
 
-        needed = effort(lambda arrays: _corrupt_run(rest, arrays), arrays)
-        running = needed.operations * sum(target.points for target in targets) / device.speed
-        scores = []
-        groups = _groups(targets, math.sqrt(running / needed.compiling))
-        for group in groups:
-            # In one more run, the last, nothing is put in place: the corrupt run needs no separate program.
-            total = sum(target.points for target in group) + (group is groups[-1])
-            scores.append(_mapped(functools.partial(run, group), total, device.most))
-        *parts, unchanged = jnp.split(jnp.concatenate(scores), np.cumsum([target.points for target in targets]))
-        # The rows of a named loop come one after the other, like those of a Python loop.
-        found, began = {}, {}
-        whole = not axes and directions is None  # one point, with an axis as for several
-        for number, (target, part) in enumerate(zip(targets, parts)):
-            first = began.setdefault(target.seen.path.split("*/")[0], number)
-            for name, (row, scores) in target.scores(part).items():
-                found[(first, row, number), name] = scores[..., None] if whole else scores
-        return found, measured(result), unchanged[0]
-
-    return JitByStaticPart(sweep)
+    needed = effort(lambda arrays: _corrupt_run(rest, arrays), arrays)
+    running = needed.operations * sum(target.points for target in targets) / device.speed
+    scores = []
+    groups = _groups(targets, math.sqrt(running / needed.compiling))
+    for group in groups:
+        # In one more run, the last, nothing is put in place: the corrupt run needs no separate program.
+        total = sum(target.points for target in group) + (group is groups[-1])
+        scores.append(_mapped(functools.partial(run, group), total, device.most))
+    *parts, unchanged = jnp.split(jnp.concatenate(scores), np.cumsum([target.points for target in targets]))
+    # The rows of a named loop come one after the other, like those of a Python loop.
+    found, began = {}, {}
+    whole = not axes and directions is None  # one point, with an axis as for several
+    for number, (target, part) in enumerate(zip(targets, parts)):
+        first = began.setdefault(target.seen.path.split("*/")[0], number)
+        for name, (row, scores) in target.scores(part).items():
+            found[(first, row, number), name] = scores[..., None] if whole else scores
+    return found, measured(result), unchanged[0]
 
 
 def _corrupt_run(rest: StaticPart, arrays: list[Any]) -> Any:

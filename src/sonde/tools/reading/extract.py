@@ -5,10 +5,12 @@ The function is compiled, and whatever the chosen values do not need is removed,
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec
 
 from sonde.core import (
+    InsideRequest,
     JitByStaticPart,
     Pattern,
     Record,
@@ -64,17 +66,25 @@ def extract(
     asked = inside_request(inside)
     capture(f, *patterns, inside=asked)  # for its checks
 
-    def run(rest: StaticPart, arrays: list[Any]) -> dict[str, Any]:
-        fn, args, kwargs = rest.whole(arrays)
-        _, records = capture(fn, *patterns, inside=asked)(*args, **kwargs)
-        return {name: _value(_only(records, pattern)) for pattern, name in features.items()}
-
-    compiled = JitByStaticPart(run)
+    names = tuple(features.values())
+    compiled = JitByStaticPart.shared(functools.partial(_values, patterns, names, asked), f)
 
     def extracted(*args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
         return compiled(*static_and_arrays((f, args, kwargs), asked))
 
     return wrapped_like(extracted, f)
+
+
+def _values(
+    patterns: tuple[Pattern, ...],
+    names: tuple[str, ...],
+    inside: InsideRequest | None,
+    rest: StaticPart,
+    arrays: list[Any],
+) -> dict[str, Any]:
+    f, args, kwargs = rest.whole(arrays)
+    _, records = capture(f, *patterns, inside=inside)(*args, **kwargs)
+    return {name: _value(_only(records, pattern)) for pattern, name in zip(patterns, names)}
 
 
 def _only(records: Records, pattern: Pattern) -> Record:

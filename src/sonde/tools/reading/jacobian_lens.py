@@ -96,7 +96,8 @@ class JacobianLens(Generic[P]):
         self, f: Callable[P, Any], patterns: tuple[Pattern, ...], last: Pattern, skip: int, batch: int, inside: object
     ) -> None:
         self._f, self._inside = f, inside_request(inside)
-        self._compiled = JitByStaticPart(functools.partial(_jacobians, patterns, last, skip, batch, self._inside))
+        run = functools.partial(_jacobians, patterns, last, skip, batch, self._inside)
+        self._compiled = JitByStaticPart.shared(run, f)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> LensMaps:
         """The lens of the texts in these arguments."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from sonde.core import InNotebook, WholePaths
+from sonde.core import InNotebook, JitByStaticPart, WholePaths
 from sonde.tools.reading.token_labels import TokenNames, shown_by
 
 
@@ -88,11 +89,15 @@ def logit_effects(directions: ArrayLike, unembed: Callable[[Any], Any], *, k: in
     rows = jnp.asarray(directions)
     if rows.ndim != 2 or k < 1:
         raise ValueError(f"logit_effects: directions are units by width and k at least 1, got {rows.shape} and {k}")
-    found = jax.device_get(jax.jit(lambda x: jax.lax.map(lambda row: _of_row(row, unembed, k), x, batch_size=64))(rows))
+    found = jax.device_get(JitByStaticPart.shared(functools.partial(_effects, unembed, k), unembed)(None, rows))
     *tokens, twice = found
     if not np.allclose(twice[:, 0], 2 * twice[:, 1], rtol=1e-2, atol=1e-3 * np.abs(twice).max(initial=1e-30)):
         raise ValueError("logit_effects: unembed is not linear: twice a direction does not have twice the effect")
     return LogitEffects(*tokens)
+
+
+def _effects(unembed: Callable[[Any], Any], k: int, _: None, rows: jax.Array) -> tuple[jax.Array, ...]:
+    return jax.lax.map(lambda row: _of_row(row, unembed, k), rows, batch_size=64)
 
 
 def _of_row(row: jax.Array, unembed: Callable[[Any], Any], k: int) -> tuple[jax.Array, ...]:

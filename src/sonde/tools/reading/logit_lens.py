@@ -6,6 +6,8 @@ The readout runs at the site, on the device, and only the best few tokens are ke
 from __future__ import annotations
 
 import dataclasses
+import functools
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec
 
@@ -25,6 +27,7 @@ from sonde.core import (
     check_callable,
     check_patterns,
     inside_request,
+    kept_with,
     two_steps,
     wrapped_like,
 )
@@ -204,19 +207,9 @@ def logit_lens(
     if k < 1:
         raise ValueError(f"logit_lens: k must be at least 1, got {k}")
 
-    def read(value: Any) -> list[Any]:
-        logits = readout(value)
-        if not jnp.ndim(logits) or jnp.shape(logits)[-1] < k:
-            raise ValueError(
-                f"logit_lens: the readout returned logits of shape {list(jnp.shape(logits))}, which has no {k} tokens "
-                "along the last axis"
-            )
-        logs = jax.nn.log_softmax(logits.astype(jnp.float32))
-        best, tokens = jax.lax.top_k(logs, k)
-        # 0 * -inf is NaN: tokens that are ruled out count as zero.
-        entropy = -jnp.sum(jnp.where(jnp.isneginf(logs), 0, jnp.exp(logs) * logs), -1)
-        return [tokens, jnp.exp(best), entropy]
-
+    read: Callable[[Any], Any] = functools.partial(_read, readout, k)
+    if isinstance(readout, types.FunctionType):  # one function, so that captures with it are one program
+        read = kept_with(readout, ("logit_lens", k), lambda _: read)
     read_mapped = jax.jit(lambda own, value: read(LensMap(*own)(value)))
     chosen = check_patterns(patterns, "logit_lens") or tuple(maps or ())
     asked = inside_request(inside)
@@ -233,3 +226,18 @@ def logit_lens(
         return Lens(found, tokenizer=tokenizer_of(f), prompt=input_words(f, args))
 
     return wrapped_like(lens, f)
+
+
+def _read(readout: Callable[[Any], Any], k: int, value: Any) -> list[Any]:
+    """The best tokens of a value, their probabilities, and the entropy of all."""
+    logits = readout(value)
+    if not jnp.ndim(logits) or jnp.shape(logits)[-1] < k:
+        raise ValueError(
+            f"logit_lens: the readout returned logits of shape {list(jnp.shape(logits))}, which has no {k} tokens "
+            "along the last axis"
+        )
+    logs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    best, tokens = jax.lax.top_k(logs, k)
+    # 0 * -inf is NaN: tokens that are ruled out count as zero.
+    entropy = -jnp.sum(jnp.where(jnp.isneginf(logs), 0, jnp.exp(logs) * logs), -1)
+    return [tokens, jnp.exp(best), entropy]

@@ -188,7 +188,7 @@ def top_examples(
         raise ValueError(f"top_examples: k is at least 1, got {k}")
     of_arguments = tokens or (lambda *args: args[0])
     asked = inside_request(inside)
-    update = JitByStaticPart(functools.partial(_update, tuple(map(check_pattern, patterns)), k, asked))
+    update = JitByStaticPart.shared(functools.partial(_update, tuple(map(check_pattern, patterns)), k, asked), f)
 
     def examples(batches: Iterable[Any]) -> TopExamples:
         best: dict[str, _Best] = {}

@@ -72,11 +72,8 @@ def tuned_lens(
     if not patterns:
         raise ValueError("tuned_lens: name the sites of the stream, such as blocks/*/out")
     asked = inside_request(inside)
-    # Where the lens is right already, slopes are rounding noise, which the usual epsilon would make whole steps of.
-    optimizer = optax.adam(learning_rate, eps=1e-6)
-    of_result = logits or (lambda result: result)
     sites = check_patterns(patterns, "tuned_lens")
-    step = JitByStaticPart(functools.partial(_step, sites, readout, of_result, optimizer, asked))
+    step = JitByStaticPart.shared(functools.partial(_step, sites, readout, logits, learning_rate, asked), f, readout)
 
     def trained(batches: Iterable[Any]) -> LensMaps:
         maps: Any = None
@@ -88,7 +85,7 @@ def tuned_lens(
             if maps is None:
                 names, width = _names_and_width(sites, asked, call)
                 maps = {"matrix": jnp.zeros((len(names), width, width)), "bias": jnp.zeros((len(names), width))}
-                state = optimizer.init(maps)
+                state = _optimizer(learning_rate).init(maps)
             maps, state, loss, count = step(static, arrays, maps, state)
             losses.append(loss)
             texts += count
@@ -113,11 +110,16 @@ def _names_and_width(sites: tuple[Pattern, ...], asked: InsideRequest | None, ca
     return names, next(iter(shapes.values()))[-1]
 
 
+def _optimizer(learning_rate: float) -> optax.GradientTransformation:
+    # Where the lens is right already, slopes are rounding noise, which the usual epsilon would make whole steps of.
+    return optax.adam(learning_rate, eps=1e-6)
+
+
 def _step(
     sites: tuple[Pattern, ...],
     readout: Callable[[Any], Any],
-    of_result: Callable[[Any], Any],
-    optimizer: optax.GradientTransformation,
+    logits: Callable[[Any], Any] | None,
+    learning_rate: float,
     asked: InsideRequest | None,
     static: StaticPart,
     arrays: list[Any],
@@ -126,7 +128,7 @@ def _step(
 ) -> Any:
     f, args, kwargs = static.whole(arrays)
     result, records = capture(f, *sites, inside=asked)(*args, **kwargs)
-    wanted = jax.lax.stop_gradient(jax.nn.log_softmax(of_result(result).astype(jnp.float32)))
+    wanted = jax.lax.stop_gradient(jax.nn.log_softmax((logits or (lambda result: result))(result).astype(jnp.float32)))
     values = jnp.stack([arrays_in(seen.value)[0] for seen in each_seen(records)]).astype(jnp.float32)
 
     def loss(one: dict[str, jax.Array], value: jax.Array) -> jax.Array:
@@ -139,6 +141,6 @@ def _step(
 
     # One site after the other: the logits of all layers at once would not fit.
     losses, slopes = jax.lax.map(lambda pair: jax.value_and_grad(loss)(*pair), (maps, values))
-    updates, state = optimizer.update(slopes, state, maps)
+    updates, state = _optimizer(learning_rate).update(slopes, state, maps)
     count = values.shape[1] if values.ndim > 3 else 1
     return optax.apply_updates(maps, updates), state, losses, count
