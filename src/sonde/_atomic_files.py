@@ -44,6 +44,8 @@ def replaced_file(path: PathLike) -> Iterator[Path]:
     if target.exists() and not target.is_file():
         yield target
         return
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder '{target.parent}' to write '{target.name}' to")
     _remove_abandoned(target)
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
     with _held(partial):

@@ -402,7 +402,7 @@ def test_summarize(write, sonde) -> None:
     rows = sonde.json("summarize", "model:make")["rows"]
     assert [row["path"] for row in rows] == ["layer0/out", "layer1/out", "loss"] and rows[2]["mean"] > 0
     write(DEAD.replace("sonde.sow", "(lambda x, name: x)"), "unmarked.py")
-    assert "--inside unmarked.py:make" in sonde.error("summarize", "unmarked.py:make")
+    assert "--inside unmarked.py or" in sonde.error("summarize", "unmarked.py:make")
 
 
 @pytest.mark.parametrize(
@@ -447,6 +447,6 @@ def test_compare_with_a_file_of_arrays(write, sonde) -> None:
 def test_a_comparison_of_unmarked_programs_says_how_to_look_into_them(write, sonde) -> None:
     write("import jax.numpy as jnp\ndef f(x):\n    y = x * 2\n    return y + 1\nexample_inputs = (jnp.ones(2),)\n")
     result = sonde("compare", "model.py:f", "model.py:f")
-    assert result.exit_code == 0 and "--inside model.py:f" in " ".join(result.stderr.split())
+    assert result.exit_code == 0 and "--inside model.py." in " ".join(result.stderr.split())
     result = sonde("compare", "model.py:f", "model.py:f", "--inside", "model.py:f")
     assert result.exit_code == 0 and "--inside" not in result.stderr and "f/y" in result.stdout

@@ -19,6 +19,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -143,6 +144,8 @@ def generate(
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}.")
     rows = _rows(model, prompts)
+    if isinstance(model, (str, Path)):
+        raise TypeError(f"generate takes a model, such as models.load({str(model)!r}), not its name")
     tokenizer = model.tokenizer
     fill = 0 if tokenizer is None else tokenizer.pad_id
     length = -(-max(map(len, rows)) // pad_to) * pad_to

@@ -224,6 +224,9 @@ class Record:
 
         return record_line(self)
 
+    def __getitem__(self, index: object) -> NoReturn:
+        raise TypeError(f"a Record is not an array; ask for its value: records[{self.path!r}].value[{index!r}]")
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """The value as an array of NumPy; an error if there are several."""
         if len(self.values) != 1:

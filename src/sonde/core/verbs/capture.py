@@ -191,6 +191,8 @@ def like_jitted(call: Callable, fn: Callable, method: Callable) -> Callable:
 
 def check_callable(f: object, verb: str) -> None:
     """Raises TypeError unless `f` is something that can be captured, edited and so on."""
+    if not callable(f) and ": " in verb:  # one of its other arguments
+        raise TypeError(f"{verb}= must be a function, got {short_repr(f)}")
     if not callable(f):
         raise TypeError(
             f"{verb} takes a callable, got {short_repr(f)}; give it the function itself, not its result or its "

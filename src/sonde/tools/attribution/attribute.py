@@ -118,6 +118,8 @@ def attribute(
         [ 8. 72.] [ 4. 36.]
     """
     check_callable(f, "attribute")
+    if metric is not None:
+        check_callable(metric, "attribute: metric")
     if method not in ("gradient", "integrated"):
         raise ValueError(f"attribute: the method is 'gradient' or 'integrated', got {method!r}")
     if steps < 1:

@@ -131,7 +131,7 @@ def logit_attribution(
         0.8627 0.8627
     """
     check_callable(f, "logit_attribution")
-    check_callable(readout, "logit_attribution")
+    check_callable(readout, "logit_attribution: readout")
     chosen = check_patterns(components, "logit_attribution")
     asked = inside_request(inside)
     matrices = dict(writes or {})

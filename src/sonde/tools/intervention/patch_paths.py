@@ -139,7 +139,7 @@ def patch_paths(
         {('a', 'b/in'): 6.0, ('a', 'end/in'): 2.0, ('b', 'end/in'): 9.0}
     """
     check_callable(f, "patch_paths")
-    check_callable(metric, "patch_paths")
+    check_callable(metric, "patch_paths: metric")
     of_roles = (senders, receivers, senders if frozen is None else frozen)
     sending, receiving, held = (check_patterns(patterns, "patch_paths") for patterns in of_roles)
     if not sending or not receiving:

@@ -107,7 +107,7 @@ def patch_sweep(
         [0. 1. 0.]
     """
     check_callable(f, "patch_sweep")
-    check_callable(metric, "patch_sweep")
+    check_callable(metric, "patch_sweep: metric")
     patterns = check_patterns(patterns, "patch_sweep")
     if not patterns:
         raise ValueError("patch_sweep needs at least one pattern, such as 'blocks/*/attn'")

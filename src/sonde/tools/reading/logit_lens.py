@@ -203,7 +203,7 @@ def logit_lens(
         [2] [0]
     """
     check_callable(f, "logit_lens")
-    check_callable(readout, "logit_lens")
+    check_callable(readout, "logit_lens: readout")
     if k < 1:
         raise ValueError(f"logit_lens: k must be at least 1, got {k}")
 

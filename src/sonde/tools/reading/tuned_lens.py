@@ -68,7 +68,7 @@ def tuned_lens(
         True
     """
     check_callable(f, "tuned_lens")
-    check_callable(readout, "tuned_lens")
+    check_callable(readout, "tuned_lens: readout")
     if not patterns:
         raise ValueError("tuned_lens: name the sites of the stream, such as blocks/*/out")
     asked = inside_request(inside)
