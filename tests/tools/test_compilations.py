@@ -1,17 +1,19 @@
-"""An edit with other numbers compiles nothing, in every tool that is made of edits."""
+"""Other numbers compile nothing: in edits, and in every tool, made anew for the same program."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.tools.scanned import TOKENS, both
 
 import sonde
-from sonde import Edit, models, sow
+from sonde import Edit, models, sow, tools
 from sonde.tools import ablate, steer
 
 X = jnp.arange(6.0).reshape(2, 3)
@@ -76,3 +78,123 @@ def test_other_numbers_compile_nothing(name: str, compilations: list[str]) -> No
     compilations.clear()
     jax.block_until_ready(call(2))
     assert compilations == []
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Every tool
+# ---------------------------------------------------------------------------------------------------------------------
+
+TEXTS = [(TOKENS + 3 * i) % 20 for i in range(4)]
+VECTORS = [np.asarray(jax.random.normal(jax.random.key(i), (16,))) for i in range(4)]
+
+
+def metric(logits: Any) -> Any:
+    return logits[0, -1, 3] - logits[0, -1, 4]
+
+
+def one_logit(logits: Any) -> Any:
+    return logits[3] - logits[4]
+
+
+def loss(weights: Any, example: Any) -> Any:
+    return jnp.sum(weights * example)
+
+
+def unembed(h: Any) -> Any:
+    return both()["list"].embed.attend(h)
+
+
+def readout(h: Any) -> Any:
+    return both()["list"].embed.attend(both()["list"].norm(h))
+
+
+class Asked(NamedTuple):
+    """A program that a tool is made for, and the text and the vector of a call."""
+
+    f: Callable[[Any], Any]
+    text: Any
+    other: Any
+    vector: Any
+
+
+OUT = "blocks/*/out"
+# Each is made anew for every call, as in a loop over prompts.
+TOOLS: dict[str, Callable[[Asked], Any]] = {
+    "capture": lambda a: sonde.capture(a.f, OUT)(a.text)[1],
+    "sites": lambda a: str(sonde.sites(a.f)(a.text)),
+    "edit": lambda a: sonde.edit(a.f, {"blocks/1/out": lambda h, d=a.vector: h + d})(a.text),
+    "ablate": lambda a: tools.ablate(a.f, "blocks/1/out", value=float(a.vector[0]))(a.text),
+    "steer": lambda a: tools.steer(a.f, {"blocks/1/out": a.vector})(a.text),
+    "patch_sweep": lambda a: tools.patch_sweep(a.f, OUT, metric=metric)(a.text, a.other).restored,
+    "patch_sweep of directions": lambda a: (
+        tools.patch_sweep(a.f, OUT, metric=metric, directions=a.vector)(a.text, a.other).restored
+    ),
+    "patch_paths": lambda a: (
+        tools.patch_paths(a.f, "blocks/*/attn/out", "blocks/*/mlp_in", metric=metric)(a.text, a.other).scores
+    ),
+    "attribute": lambda a: tools.attribute(a.f, OUT, metric=metric, baseline=float(a.vector[0]))(a.text),
+    "attribute along a line": lambda a: tools.attribute(a.f, OUT, metric=metric, method="integrated")(a.text),
+    "attribute_edges": lambda a: tools.attribute_edges(a.f, "blocks/*/attn/out", "blocks/*/mlp_in", metric=metric)(
+        a.text
+    ),
+    "site_gradients": lambda a: tools.site_gradients(a.f, OUT, metric=metric)(a.text),
+    "logit_lens": lambda a: tools.logit_lens(a.f, OUT, readout=readout)(a.text),
+    "jacobian_lens": lambda a: tools.jacobian_lens(a.f, OUT, last="blocks/2/out", skip=1)(a.text),
+    "tuned_lens": lambda a: tools.tuned_lens(a.f, OUT, readout=readout)([a.text, a.other]),
+    "extract": lambda a: tools.extract(a.f, {"blocks/1/out": "h"})(a.text),
+    "top_examples": lambda a: tools.top_examples(a.f, OUT, k=2)([a.text, a.other]),
+    "summarize": lambda a: tools.summarize(a.f, OUT)(a.text),
+    "first_nonfinite": lambda a: sonde.first_nonfinite(a.f)(a.text),
+    "trace_back": lambda a: tools.trace_back(a.f, lambda y: y > 1e9)(a.text),
+    "compare": lambda a: tools.compare(a.f, a.f)(a.text),
+    "probe": lambda a: tools.probe({"h": np.outer(np.arange(40.0), a.vector)}, np.arange(40) % 2),
+    "logit_effects": lambda a: tools.logit_effects(a.vector[None], unembed, k=3),
+    "example_grad_norms": lambda a: tools.example_grad_norms(loss)(a.vector, a.vector[None] * 2),
+}
+
+
+@functools.cache
+def jitted_model(kind: str) -> Any:
+    model = both()[kind]
+    return jax.jit(lambda text: model(text))
+
+
+@pytest.mark.every(3)
+@pytest.mark.parametrize("name", TOOLS)
+@pytest.mark.parametrize("kind", ["list", "scan"])
+def test_a_tool_that_is_made_anew_compiles_nothing(kind: str, name: str, compilations: list[str]) -> None:
+    f = jitted_model(kind)
+    for i in range(3):
+        compilations.clear()
+        jax.block_until_ready(jax.tree.leaves(TOOLS[name](Asked(f, TEXTS[i], TEXTS[i + 1], VECTORS[i]))))
+    assert compilations == []
+
+
+@pytest.mark.parametrize("kind", ["list", "scan"])
+def test_a_model_that_is_not_jitted_compiles_no_more_than_without(kind: str, compilations: list[str]) -> None:
+    """Of a scan that runs without `jax.jit`, JAX itself compiles a program for every call."""
+    model, own = both()[kind], []
+    for i in range(3):
+        compilations.clear()
+        jax.block_until_ready(model(TEXTS[i]))
+        own = list(compilations)
+    for run in (
+        lambda i: sonde.capture(model, OUT)(TEXTS[i]),
+        lambda i: sonde.edit(model, {"blocks/1/out": lambda h, d=VECTORS[i]: h + d})(TEXTS[i]),
+        lambda i: tools.steer(model, {"blocks/1/out": VECTORS[i]})(TEXTS[i]),
+        lambda i: tools.site_gradients(model, OUT, metric=metric)(TEXTS[i]),
+    ):
+        for i in range(3):
+            compilations.clear()
+            jax.block_until_ready(jax.tree.leaves(run(i)))
+        assert len(compilations) <= len(own)
+
+
+def test_every_tool_is_here() -> None:
+    are_functions = {name for name in tools.__all__ if name[0].islower()}
+    elsewhere = {
+        "logit_attribution", "attention_heads", "qk_attribution",  # their captures read the tokens: a program for each
+        "assert_same_program", "compare_training", "compare_parameters", "map_parameters", "torch_records",
+        "monitor", "saved_residuals", "statistics", "interchange",
+    }  # fmt: skip
+    assert are_functions - elsewhere == are_functions & {name.split()[0] for name in TOOLS}

@@ -309,7 +309,7 @@ def attribute_edges(
     if steps < 1:
         raise ValueError(f"attribute_edges: steps must be at least 1, got {steps}")
     sending, receiving, axes = circuit_of(f, senders, receivers, split, "attribute_edges")
-    asked = Asked(sending, receiving, axes, metric, inside_request(inside))
+    asked = Asked(sending, receiving, tuple(axes.items()), metric, inside_request(inside))
     first = sending[:1] if inputs is None else check_patterns(inputs, "attribute_edges")
     return EdgeAttribution(f, asked, baseline, method, steps, first)
 

@@ -57,7 +57,7 @@ class Asked:
 
     sending: tuple[Pattern, ...]
     receiving: tuple[Pattern, ...]
-    split: Mapping[Pattern, int]
+    split: tuple[tuple[Pattern, int], ...]
     metric: Callable[[Any], Any] | None
     inside: InsideRequest | None
 
@@ -75,7 +75,7 @@ class Program:
     def __init__(self, asked: Asked, rest: StaticPart, arrays: Sequence[Any]) -> None:
         self._asked, self._rest, self._arrays = asked, rest, arrays
         f, args, kwargs, _ = rest.whole(arrays)
-        self.graph: Graph = graph_of(f, (args, kwargs), asked.sending, asked.receiving, asked.split, asked.inside)
+        self.graph: Graph = graph_of(f, (args, kwargs), asked.sending, asked.receiving, dict(asked.split), asked.inside)
         result, self.other = self._of_other_run(asked.sending)
         self._check_same_nodes()
         self._sender_tables = _tables(self.graph.senders)
