@@ -299,8 +299,8 @@ class OfNnsight:
 
 
 def numbers(result: Any) -> np.ndarray:
-    """A result as float32 numbers."""
-    return np.asarray(result.detach() if hasattr(result, "detach") else result, np.float32)
+    """A result as float32 numbers, without axes of length one, which not all libraries have."""
+    return np.squeeze(np.asarray(result.detach() if hasattr(result, "detach") else result, np.float32))
 
 
 def lines(method: Callable[..., Any]) -> int:
@@ -334,6 +334,8 @@ def compared(task: str, libraries: dict[str, Any], turns: int) -> None:
     size = np.abs(results["sonde"]).max() or 1.0
     peer_warm, peer_first = (min(x for name, x in each.items() if name != "sonde") for each in (best, first))
     for name in runs:
+        if results[name].shape != results["sonde"].shape:
+            raise ValueError(f"{task}: {name} has the shape {results[name].shape}, not {results['sonde'].shape}")
         off = float(np.abs(results[name] - results["sonde"]).max() / size)
         print(
             f"{task:14}{name:17}{lines(getattr(type(libraries[name]), task)):3} lines  off {off:8.1e}  warm "

@@ -14,6 +14,7 @@ The rooms, in the order in which to read them:
 """
 
 from sonde.core.edits.editing import Editing, Rule, Supplied
+from sonde.core.edits.hoisting import Hoisted, hoist
 from sonde.core.edits.plan import ADDED, REPLACED, Put, added
 from sonde.core.interpret.handler import Handler
 from sonde.core.interpret.items import Extra, Item, expand
@@ -133,6 +134,7 @@ __all__ = [
     "Extra",
     "Gate",
     "Handler",
+    "Hoisted",
     "InNotebook",
     "InsideRequest",
     "Item",
@@ -200,6 +202,7 @@ __all__ = [
     "first_site",
     "flattened",
     "glob_matches",
+    "hoist",
     "in_notebook",
     "inside_request",
     "is_part_of_caller",

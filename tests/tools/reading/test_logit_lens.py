@@ -1,6 +1,7 @@
 """The logit lens on values whose logits are known."""
 
 import io
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +10,10 @@ import pytest
 from jax import lax
 from tests.tools.models import HIDDEN, X, every_face, forward
 
-from sonde import sow
+import sonde
+from sonde import nnx, sow
 from sonde.errors import NoSuchSiteError
-from sonde.tools import logit_lens, patch_sweep
+from sonde.tools import LensMap, LensMaps, logit_lens, patch_sweep
 
 
 @every_face
@@ -79,3 +81,21 @@ def test_table_and_errors():
         logit_lens(f, "no", readout=lambda h: h, k=1)(X)
     with pytest.raises(ValueError, match="k must be at least 1, got 0"):
         logit_lens(f, readout=lambda h: h, k=0)
+
+
+def test_a_readout_that_is_trained_in_between() -> None:
+    model = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    f = lambda x: sonde.sow(x, "h")
+    x = jnp.arange(3.0)
+    for maps in (None, LensMaps({"h": LensMap(np.eye(3, dtype=np.float32), np.zeros(3, np.float32))}, 1)):
+        lens = logit_lens(f, readout=lambda h: model(h), k=1, maps=maps)
+        for scale in (1.0, -2.0):
+            model.kernel[...] = model.kernel[...] * scale
+            assert int(lens(x)["h"].tokens[0]) == int(jnp.argmax(model(x)))
+
+
+def test_a_program_that_looks_at_numbers_runs_as_it_is() -> None:
+    def f(x: Any) -> Any:
+        return sonde.sow(x if float(x[0]) > 0 else -x, "h")
+
+    assert logit_lens(f, readout=lambda h: h, k=1)(jnp.array([-1.0, 5.0]))["h"].tokens.tolist() == [0]

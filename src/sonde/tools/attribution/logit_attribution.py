@@ -20,6 +20,7 @@ from sonde._renames import accepts_old_keywords
 from sonde.core import (
     ByPath,
     Pattern,
+    Records,
     check_callable,
     check_patterns,
     glob_matches,
@@ -27,8 +28,9 @@ from sonde.core import (
     two_steps,
     wrapped_like,
 )
+from sonde.tools.execution.compiled_reading import CompiledReading
 from sonde.tools.execution.record_values import Seen
-from sonde.tools.execution.unbatched import seen_whole
+from sonde.tools.execution.unbatched import records_whole, seen_whole
 from sonde.tools.reading.heatmap import Drawn, Heat, by_last_axis
 
 P = ParamSpec("P")
@@ -136,11 +138,13 @@ def logit_attribution(
     asked = inside_request(inside)
     matrices = dict(writes or {})
 
-    def attributed(*args: P.args, **kwargs: P.kwargs) -> LogitAttribution:
-        def at_position(x: jax.Array) -> Any:
-            return x[:, position]
+    def read(f: Callable[..., Any], args: Any, kwargs: Any) -> Records:
+        return records_whole(f, (residual, *chosen), args, kwargs, reduce=lambda x: x[:, position], inside=asked)
 
-        every = list(seen_whole(f, (residual, *chosen), args, kwargs, reduce=at_position, inside=asked))
+    run = CompiledReading(read, f, inside=asked)
+
+    def attributed(*args: P.args, **kwargs: P.kwargs) -> LogitAttribution:
+        every = list(seen_whole(run(f, args, kwargs)))
         length = next(seen for seen, _ in every if seen.path == residual).types[0].shape[1]
         values: dict[str, Any] = {}
         for seen, is_reduced in every:

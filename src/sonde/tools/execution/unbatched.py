@@ -18,6 +18,7 @@ from sonde.core import (
     InsideRequest,
     Pattern,
     Recording,
+    Records,
     Reduce,
     Site,
     View,
@@ -42,10 +43,10 @@ class _Unmapped(Recording):
         super().record(arrays, site, path, view, extras)
 
 
-def seen_whole(
+def records_whole(
     f: Callable, patterns: tuple[Pattern, ...], args: Any, kwargs: Any, *, reduce: Reduce, inside: InsideRequest | None
-) -> Iterator[tuple[Seen, bool]]:
-    """What a call of `f` has at its sites, which are arrays. Its result is discarded.
+) -> Records:
+    """Records of a call of `f` at sites that are arrays, for `seen_whole`. Its result is discarded.
 
     Args:
         f: Any callable.
@@ -54,10 +55,6 @@ def seen_whole(
         kwargs: Its keyword arguments.
         reduce: Applied at the site to values that no `vmap` maps.
         inside: As `asked_for` gives it.
-
-    Yields:
-        The result of `reduce` and True; or a mapped value and False. Loops are its first axes, then come the mapped
-            ones, also where all examples have the same value.
     """
     made: list[_Unmapped] = []
 
@@ -71,7 +68,17 @@ def seen_whole(
         if made:
             attach_records(error, made[0], None)
         raise
-    for seen in each_seen(make_records(handler.items, handler.met)):
+    return make_records(handler.items, handler.met)
+
+
+def seen_whole(records: Records) -> Iterator[tuple[Seen, bool]]:
+    """The values of `records_whole`.
+
+    Yields:
+        The result of `reduce` and True; or a mapped value and False. Loops are its first axes, then come the mapped
+            ones, also where all examples have the same value.
+    """
+    for seen in each_seen(records):
         mapped = _mapped(seen.axes)
         yield (dataclasses.replace(seen, value=_with_all_axes(seen)) if mapped else seen), not mapped
 

@@ -7,6 +7,7 @@ shares are computed on the device, where the attention weights are.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
@@ -18,6 +19,7 @@ from sonde._array_text import indexed
 from sonde._renames import accepts_old_keywords
 from sonde.core import (
     Pattern,
+    Records,
     WholePaths,
     as_text,
     check_callable,
@@ -26,7 +28,8 @@ from sonde.core import (
     two_steps,
     wrapped_like,
 )
-from sonde.tools.execution.unbatched import seen_whole
+from sonde.tools.execution.compiled_reading import CompiledReading
+from sonde.tools.execution.unbatched import records_whole, seen_whole
 from sonde.tools.reading.heatmap import Drawn, Heat
 
 P = ParamSpec("P")
@@ -125,22 +128,18 @@ def attention_heads(
         raise ValueError("attention_heads needs the sites of attention weights, such as 'blocks/*/attn/weights'")
     asked = inside_request(inside)
 
-    def scored(*args: P.args, **kwargs: P.kwargs) -> HeadScores:
+    def shares_in(args: Any, kwargs: Any) -> Callable[[jax.Array], Any]:
         text = jnp.asarray(args[0] if token_ids is None else token_ids(*args, **kwargs))
-        text = text[None] if text.ndim == 1 else text
+        return functools.partial(_shares, text[None] if text.ndim == 1 else text)
 
-        def shares(weights: jax.Array) -> Any:
-            n = text.shape[1]
-            if weights.ndim < 3 or weights.shape[-2:] != (n, n):
-                raise ValueError(
-                    f"attention_heads: a value of shape {list(weights.shape)} is not attention over {n} tokens: "
-                    f"expected [..., heads, {n}, {n}]"
-                )
-            weights = weights.reshape(-1, *weights.shape[-3:]).astype(jnp.float32)
-            return jnp.stack([_share(weights, jnp.broadcast_to(m, (len(weights), n, n))) for m in _where(text)])
+    def read(f: Callable[..., Any], args: Any, kwargs: Any) -> Records:
+        return records_whole(f, chosen, args, kwargs, reduce=shares_in(args, kwargs), inside=asked)
 
-        names, rows = [], []
-        for seen, is_reduced in seen_whole(f, chosen, args, kwargs, reduce=shares, inside=asked):
+    run = CompiledReading(read, f, inside=asked)
+
+    def scored(*args: P.args, **kwargs: P.kwargs) -> HeadScores:
+        shares, names, rows = shares_in(args, kwargs), [], []
+        for seen, is_reduced in seen_whole(run(f, args, kwargs)):
             for index in np.ndindex(np.shape(seen.value)[: seen.loops]):
                 name = f"{seen.path}[{seen.call}]" if seen.call else seen.path
                 names.append(indexed(name, index) if index else name)
@@ -148,6 +147,18 @@ def attention_heads(
         return HeadScores(tuple(names), *np.stack(rows, 1))
 
     return wrapped_like(scored, f)
+
+
+def _shares(text: jax.Array, weights: jax.Array) -> Any:
+    """The shares of attention of each head that go to the three kinds of tokens."""
+    n = text.shape[1]
+    if weights.ndim < 3 or weights.shape[-2:] != (n, n):
+        raise ValueError(
+            f"attention_heads: a value of shape {list(weights.shape)} is not attention over {n} tokens: expected "
+            f"[..., heads, {n}, {n}]"
+        )
+    weights = weights.reshape(-1, *weights.shape[-3:]).astype(jnp.float32)
+    return jnp.stack([_share(weights, jnp.broadcast_to(m, (len(weights), n, n))) for m in _where(text)])
 
 
 def _where(tokens: Any) -> list[Any]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec
 
@@ -19,7 +18,9 @@ from sonde._array_text import indexed
 from sonde._renames import accepts_old_keywords
 from sonde.core import (
     ByPath,
+    InsideRequest,
     Pattern,
+    Records,
     WholePaths,
     arrays_in,
     as_text,
@@ -27,13 +28,13 @@ from sonde.core import (
     check_callable,
     check_patterns,
     inside_request,
-    kept_with,
     two_steps,
     wrapped_like,
 )
-from sonde.tools.execution.record_values import each_seen
+from sonde.tools.execution.compiled_reading import CompiledReading
+from sonde.tools.execution.record_values import Seen, each_seen
 from sonde.tools.reading.heatmap import POSITION, Drawn, Heat, with_tokens
-from sonde.tools.reading.lens_maps import LensMap, LensMaps
+from sonde.tools.reading.lens_maps import LensMaps
 from sonde.tools.reading.token_labels import Labels, TokenNames, input_words, shown_by, tokenizer_of, visible, words
 
 P = ParamSpec("P")
@@ -207,25 +208,42 @@ def logit_lens(
     if k < 1:
         raise ValueError(f"logit_lens: k must be at least 1, got {k}")
 
-    read: Callable[[Any], Any] = functools.partial(_read, readout, k)
-    if isinstance(readout, types.FunctionType):  # one function, so that captures with it are one program
-        read = kept_with(readout, ("logit_lens", k), lambda _: read)
-    read_mapped = jax.jit(lambda own, value: read(LensMap(*own)(value)))
     chosen = check_patterns(patterns, "logit_lens") or tuple(maps or ())
     asked = inside_request(inside)
+    run = CompiledReading(functools.partial(_readings, k, chosen, maps, asked), f, readout, inside=asked)
 
     def lens(*args: P.args, **kwargs: P.kwargs) -> Lens:
-        found = {}
-        # A map belongs to a path, which a reduction in a loop does not know: the values are read afterwards.
-        for seen in each_seen(
-            capture_only(f, chosen, args, kwargs, reduce=read if maps is None else None, inside=asked)
-        ):
-            name = f"{seen.path}[{seen.call}]" if seen.call else seen.path
-            value = seen.value if maps is None else read_mapped(maps[name], arrays_in(seen.value)[0])
-            found[name] = Reading(*value, loops=seen.loops)
-        return Lens(found, tokenizer=tokenizer_of(f), prompt=input_words(f, args))
+        records, mapped = run(f, args, kwargs)
+        readings = {
+            _name(seen): Reading(*(mapped.get(_name(seen)) or seen.value), loops=seen.loops)
+            for seen in each_seen(records)
+        }
+        return Lens(readings, tokenizer=tokenizer_of(f), prompt=input_words(f, args))
 
     return wrapped_like(lens, f)
+
+
+def _readings(
+    k: int,
+    patterns: tuple[Pattern, ...],
+    maps: LensMaps | None,
+    inside: InsideRequest | None,
+    readout: Callable[[Any], Any],
+    f: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+) -> tuple[Records, dict[str, list[Any]]]:
+    """Records of what the readout says; through maps, records of values, and by path what it says of them."""
+    read = functools.partial(_read, readout, k)
+    records = capture_only(f, patterns, args, kwargs, reduce=read if maps is None else None, inside=inside)
+    if maps is None:
+        return records, {}
+    # A map belongs to a path, which a reduction in a loop does not know: such values are read afterwards.
+    return records, {_name(seen): read(maps[_name(seen)](arrays_in(seen.value)[0])) for seen in each_seen(records)}
+
+
+def _name(seen: Seen) -> str:
+    return f"{seen.path}[{seen.call}]" if seen.call else seen.path
 
 
 def _read(readout: Callable[[Any], Any], k: int, value: Any) -> list[Any]:
