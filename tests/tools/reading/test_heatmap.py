@@ -34,6 +34,7 @@ from sonde.tools import (
     patch_paths,
     patch_sweep,
     probe,
+    qk_attribution,
     saved_residuals,
     summarize,
     top_examples,
@@ -48,6 +49,12 @@ def f(x: Any) -> Any:
     return jnp.sum(sow(h + x, "end"))
 
 
+def attention_by_hand(x: Any) -> Any:
+    read = sow(x + sow(x * 2, "h<b>"), "attn_in")[:, :, None]
+    q, k = sow(read, "attn/q"), sow(3 * read, "attn/k")
+    return sow(jnp.einsum("bihd,bjhd->bhij", q, k) / 2**0.5, "attn/scores")
+
+
 RESULTS = {
     "sweep": lambda: patch_sweep(f, "*", metric=lambda y: y)(X, -X),
     "lens": lambda: logit_lens(f, readout=lambda h: h, k=1)(X),
@@ -59,6 +66,9 @@ RESULTS = {
     "logits": lambda: logit_attribution(
         lambda x: sow(x, "h<b>"), "h*", residual="h<b>", readout=lambda h: h, metric=lambda y: y[0, 0]
     )(X[None]),
+    "pairs": lambda: qk_attribution(attention_by_hand, "attn", head=0, query=1, key=0, senders="h*", frozen=())(
+        X[None, :2]
+    ),
     "reading": lambda: logit_lens(f, readout=lambda h: h, k=1)(X)["end"],
     "row": lambda: summarize(f)(X)[0],
     "comparison": lambda: compare(f, f)(X),
@@ -147,7 +157,7 @@ def test_no_result_of_the_tools_is_left_out() -> None:
     drawn = [make() for make in (*RESULTS.values(), *IN_NOTEBOOKS.values())] + [probed]
     assert "h&lt;b&gt;" in probed._repr_html_()
     results = {name for name in tools.__all__ if isinstance(getattr(tools, name), type)}
-    parts = {"Example", "LensMap"}  # of results that are drawn
+    parts = {"Example", "LensMap", "Interchange"}  # parts of results that are drawn, and a function
     assert results - {type(found).__name__ for found in drawn} == parts
     assert all(hasattr(found, "_repr_html_") for found in drawn)
 
