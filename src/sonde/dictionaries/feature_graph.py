@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -116,7 +116,7 @@ class FeatureGraph(Drawn):
         through = self.influence()
         return float(sum(x for node, x in zip(self.sources, through) if node.kind == "token"))
 
-    def prune(self, nodes: float = 0.8, edges: float = 0.98) -> FeatureGraph:
+    def prune(self, nodes: float = 0.8, edges: float = 0.98, *, pinned: Collection[str] = ()) -> FeatureGraph:
         """The part of the graph with the most influence on the logits.
 
         Args:
@@ -124,6 +124,7 @@ class FeatureGraph(Drawn):
                 the influence of all. Tokens and logits stay.
             edges: From 0 to 1: edges are kept until they have this share of the influence of all edges that are left.
                 Features that then lead nowhere, or that nothing leads to, are cut, and so are errors.
+            pinned: The names of nodes that stay, whatever their influence.
 
         Returns:
             The graph. What was cut is in `left_out`, so that its sums are still exact.
@@ -136,15 +137,17 @@ class FeatureGraph(Drawn):
                 raise ValueError(f"prune: {name}= is a share from 0 to 1, got {share}")
         through = self.influence()
         is_token = np.array([node.kind == "token" for node in self.sources], bool)
-        small = self._cut(_enough(through, nodes) | is_token, np.ones(self.matrix.shape, bool))
+        stay = is_token | np.array([node.name in pinned for node in self.sources], bool)
+        small = self._cut(_enough(through, nodes) | stay, np.ones(self.matrix.shape, bool))
         score = small._shares() * small._weights()[0][:, None]
         stays = _enough(score.reshape(-1), edges).reshape(score.shape)
-        count, is_token = len(small.features), np.array([node.kind == "token" for node in small.sources], bool)
+        count = len(small.features)
+        stay = np.array([node.kind == "token" or node.name in pinned for node in small.sources], bool)
         kept = np.ones(len(small.sources), bool)
         while True:
             used = stays & kept & np.concatenate([kept[:count], np.ones(len(self.logits), bool)])[:, None]
-            leads = used.any(0) | is_token
-            leads[:count] &= used[:count].any(1)
+            leads = used.any(0) | stay
+            leads[:count] &= used[:count].any(1) | stay[:count]
             if (leads >= kept).all():
                 return small._cut(kept, stays)
             kept &= leads
@@ -220,25 +223,25 @@ class FeatureGraph(Drawn):
             table.add_row(Text(node.name), value, f"{through[i]:.3f}")
         return WholePaths(table)
 
-    def save(
+    def to_json(
         self,
-        file: str | os.PathLike[str],
         *,
         tokens: Sequence[int],
         tokenizer: TokenNames | None = None,
         slug: str = "graph",
         scan: str = "custom",
         groups: Mapping[str, Sequence[str]] | None = None,
-    ) -> None:
-        """Writes the graph as circuit-tracer and its web pages read it.
+        pinned: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """The graph as circuit-tracer and its web pages read it.
 
         Args:
-            file: The file, by convention `<slug>.json`.
             tokens: The tokens of the text.
             tokenizer: Turns a token into a string, as in `Lens.table`.
             slug: A name for the graph.
             scan: Which transcoders these are; web pages look for the features' examples under this name.
             groups: As in `edges`; shown as supernodes.
+            pinned: The names of nodes that are pinned.
 
         Raises:
             ValueError: There are more positions than tokens, or a name is of no node.
@@ -250,6 +253,9 @@ class FeatureGraph(Drawn):
         layers = self.logits[0].layer
         ids = {node.name: _id(node, tokens, layers) for node in (*self.sources, *self.targets)}
         self.edges(groups)  # for its checks
+        unknown = [name for name in pinned if name not in ids]
+        if unknown:
+            raise ValueError(f"save: {unknown[0]!r} is the name of no node of this graph")
         through = self.influence()
         order = np.argsort(-through, kind="stable")
         so_far = np.empty(len(through))
@@ -264,22 +270,64 @@ class FeatureGraph(Drawn):
         ]
         names = [show(int(token)) for token in tokens]
         supernodes = [[group, *(ids[name] for name in members)] for group, members in (groups or {}).items()]
-        whole = {
-            "metadata": {
-                "slug": slug,
-                "scan": scan,
-                "transcoder_list": [],
-                "prompt_tokens": names,
-                "prompt": "".join(names),
-                "node_threshold": None,
-                "schema_version": 1,
-            },
-            "qParams": {"pinnedIds": [], "supernodes": supernodes, "linkType": "both", "clickedId": "", "sg_pos": ""},
-            "nodes": nodes,
-            "links": links,
-        }
+        return graph_json(names, nodes, links, slug=slug, scan=scan, pinned=[ids[x] for x in pinned], groups=supernodes)
+
+    def save(self, file: str | os.PathLike[str], **options: Any) -> None:
+        """Writes the graph as circuit-tracer and its web pages read it.
+
+        Args:
+            file: The file, by convention `<slug>.json`.
+            **options: The arguments of `to_json`; `tokens` is needed.
+
+        Raises:
+            ValueError: As `to_json`.
+        """
+        whole = self.to_json(**options)
         with replaced_file(Path(file)) as place:
             place.write_text(json.dumps(whole))
+
+
+def graph_json(
+    tokens: Sequence[str],
+    nodes: Sequence[Mapping[str, Any]],
+    links: Sequence[Mapping[str, Any]],
+    *,
+    slug: str,
+    scan: str,
+    pinned: Sequence[str] = (),
+    groups: Sequence[Sequence[str]] = (),
+) -> dict[str, Any]:
+    """A graph in the form of circuit-tracer: nodes and links around what web pages need to know.
+
+    Args:
+        tokens: The tokens of the text, as strings.
+        nodes: The nodes.
+        links: The edges.
+        slug: A name for the graph.
+        scan: Under which name web pages look for the features' examples.
+        pinned: The ids of nodes that are pinned.
+        groups: For each group its name, then the ids of its nodes.
+    """
+    return {
+        "metadata": {
+            "slug": slug,
+            "scan": scan,
+            "transcoder_list": [],
+            "prompt_tokens": list(tokens),
+            "prompt": "".join(tokens),
+            "node_threshold": None,
+            "schema_version": 1,
+        },
+        "qParams": {
+            "pinnedIds": list(pinned),
+            "supernodes": [list(group) for group in groups],
+            "linkType": "both",
+            "clickedId": "",
+            "sg_pos": "",
+        },
+        "nodes": list(nodes),
+        "links": list(links),
+    }
 
 
 def _enough(sizes: np.ndarray, share: float) -> np.ndarray:

@@ -56,7 +56,8 @@ def splice(
             `("blocks/3/norm2", "blocks/3/mlp/out")`. Both must be in the same jitted function or loop body. For a pair
             of tuples of patterns, a `CrossLayerTranscoder`, in models whose layers are a list.
         keep_error: Whether to add the reconstruction error back, so that the result stays the same until features are
-            changed. No gradient flows through the error.
+            changed. No gradient flows through the error, which is a site too, as in `blocks/3/out/error`,
+            unless features write to several layers.
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
@@ -115,7 +116,7 @@ def _replaced(dictionary: Dictionary, read: jax.Array, old: jax.Array, keep_erro
     skipped = dictionary.skipped(wide)
     new = dictionary.decode(sow(features, "features")) + skipped
     if keep_error:
-        new = new + jax.lax.stop_gradient(old - dictionary.decode(features) - skipped)
+        new = new + sow(jax.lax.stop_gradient(old - dictionary.decode(features) - skipped), "error")
     return new.astype(old.dtype)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from sonde.core import Edit, edit
 from sonde.errors import EditError
 
-Kind = Literal["ablate", "scale", "mean", "patch", "steer", "gradient"]
+Kind = Literal["ablate", "scale", "add", "mean", "patch", "steer", "gradient"]
 KINDS: tuple[str, ...] = get_args(Kind)
 
 
@@ -27,11 +27,11 @@ class Change:
     """One change, as the page sends it.
 
     Attributes:
-        kind: What is done: zero, multiply, replace by the mean, take the value of another prompt, add a direction, or
-            multiply the gradient.
+        kind: What is done: zero, multiply, add a number, replace by the mean, take the value of another prompt, add a
+            direction, or multiply the gradient.
         path: The path of the site.
         chosen: For each axis that is restricted, the indices that are changed: `((2, (3,)),)` is index 3 of axis 2.
-        factor: What to multiply by, or how far to steer.
+        factor: What to multiply by or to add, or how far to steer.
         prompt: The other prompt of a patch or a direction.
         call: Which call of the site.
     """
@@ -73,6 +73,7 @@ class Change:
         verb = {
             "ablate": "zero",
             "scale": f"multiply by {self.factor:g}",
+            "add": f"add {self.factor:g}",
             "mean": "replace by the mean",
             "patch": f"take from {self.prompt!r}",
             "steer": f"add {self.factor:g} times the difference to {self.prompt!r}",
@@ -169,6 +170,8 @@ def _rule(place: Place, arrays: Mapping[str, Any]) -> Callable[[Any], Any]:
             new: Any = jnp.zeros_like(x)
         elif place.kind in ("scale", "gradient"):
             new = x * factor.astype(x.dtype)
+        elif place.kind == "add":
+            new = x + factor.astype(x.dtype)
         elif place.kind == "mean":
             others = tuple(d for d in range(x.ndim - 1) if d != place.unit_axis)
             new = jnp.broadcast_to(jnp.mean(x, others, keepdims=True).astype(x.dtype), x.shape)
@@ -182,14 +185,14 @@ def _rule(place: Place, arrays: Mapping[str, Any]) -> Callable[[Any], Any]:
 
 
 def as_python(changes: Sequence[Change], layouts: Sequence[tuple[int, int]], inputs: Mapping[str, str]) -> str:
-    """Python that makes the same changes with the tools of `sonde`: `f` is the program, `args` its arguments.
+    """Python that makes `changed`, with the tools of `sonde`, of the program `f` and its arguments `args`.
 
     Args:
         changes: The changes.
         layouts: For each, the number of axes of the value, and the axis of its units.
         inputs: For each prompt that a change names, Python for the arguments of the program.
     """
-    lines = ["import jax.numpy as jnp", "import numpy as np", "import sonde", "", "changed = f"]
+    lines = ["import jax.numpy as jnp", "import numpy as np", "import sonde", "", "model = changed = f"]
     for change, (ndim, unit_axis) in zip(changes, layouts):
         path = repr(change.path)
         if change.kind in ("patch", "steer"):
@@ -200,7 +203,7 @@ def as_python(changes: Sequence[Change], layouts: Sequence[tuple[int, int]], inp
             lead = tuple(axis for axis in range(ndim - 1) if axis != unit_axis)
             lines.append(f"direction = other.mean({lead}, keepdims=True) - value.mean({lead}, keepdims=True)")
         lines.append(f"changed = {_expression(change, ndim, unit_axis)}")
-    return "\n".join([*lines, "result = changed(*args)"])
+    return "\n".join(lines)
 
 
 def _expression(change: Change, ndim: int, unit_axis: int) -> str:
@@ -222,6 +225,7 @@ def _expression(change: Change, ndim: int, unit_axis: int) -> str:
     action = {
         "ablate": "set(0)",
         "scale": f"multiply({change.factor!r})",
+        "add": f"add({change.factor!r})",
         "gradient": f"multiply({change.factor!r})",
         "mean": f"set(jnp.broadcast_to(x.mean({others}, keepdims=True), x.shape)[{index}])",
         "patch": f"set(other[{index}])",

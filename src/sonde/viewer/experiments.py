@@ -11,20 +11,19 @@ import numpy as np
 
 from sonde import models
 from sonde.report.plain_json import number
-from sonde.tools import attribute_edges, compare
+from sonde.tools import compare
 from sonde.tools.numerics.families import family, natural
 from sonde.viewer.changes import Change, as_python, changed
 from sonde.viewer.looking import explained_number
 from sonde.viewer.operations import Job, changes_of, operation, packed
-from sonde.viewer.runs import Runs
+from sonde.viewer.runs import Array, Runs
 
 _MOST_TOKENS = 512
-_MOST_EDGES = 2000
 
 
 @operation
 def python(job: Job, subject: str, prompt: str | None = None, changes: Any = ()) -> dict[str, Any]:
-    """The changes as Python, and each of them in words."""
+    """The changes as Python, each of them in words, and Python with which all other code of the page begins."""
     runs = job.runs(subject)
     every = tuple(Change.of(change) for change in changes)
     made = changes_of(changes)
@@ -39,7 +38,13 @@ def python(job: Job, subject: str, prompt: str | None = None, changes: Any = ())
         lead = f"args = (jnp.asarray([{runs.subject.token_ids(prompt)}]), *args[1:])  # {prompt!r}\n"
     code = as_python(made, layouts, inputs)
     head, _, body = code.partition("\n\n")
-    return {"code": f"{head}\n\n{lead}{body}", "texts": [_text(runs, prompt, change) for change in every]}
+    origin = runs.subject.code and f"{runs.subject.code}\n"
+    start = f"{head}\n{origin}\n{lead}{body}"
+    return {
+        "start": start + ("\nf = changed" if made else ""),
+        "code": f"{start}\nresult = changed(*args)",
+        "texts": [_text(runs, prompt, change) for change in every],
+    }
 
 
 def _text(runs: Runs, prompt: str | None, change: Change) -> str:
@@ -97,7 +102,9 @@ def sweep(
         "axis": None if axis is None else array.axes[axis],
         "values": packed(scores),
         "base": number(base),
-        "code": _sweep_code(layers, array, axis, kind, factor),
+        "code": _sweep_code(
+            runs, layers, array, axis, Change.of({"kind": kind, "path": path, "factor": factor, "prompt": other})
+        ),
     }
 
 
@@ -124,15 +131,27 @@ def _measure(runs: Runs, prompt: str | None, explained: Any) -> Any:
     return measure
 
 
-def _sweep_code(layers: Sequence[str], array: Any, axis: int | None, kind: str, factor: float) -> str:
-    if kind not in ("ablate", "mean"):
-        return ""
-    units = "" if axis is None else f", units=unit, unit_axis={axis - len(array.shape)}"
-    value = ", value='mean'" if kind == "mean" else ""
-    return (
-        f"for path in {list(layers)}:\n    for unit in range({1 if axis is None else array.shape[axis]}):\n"
-        f"        result = sonde.tools.ablate(f, path{value}{units})(*args)"
-    )
+def _sweep_code(runs: Runs, layers: Sequence[str], array: Array, axis: int | None, change: Change) -> str:
+    """Python that runs the program once for each layer and unit."""
+    index = ", ".join("unit" if i == axis else ":" for i in range(len(array.shape)))
+    action = {
+        "ablate": "set(0)",
+        "mean": f"set(x.mean({tuple(i for i in range(len(array.shape) - 1) if i != axis)}, keepdims=True)[{index}])",
+        "patch": f"set(other[{index}])",
+    }.get(change.kind)
+    if action is None:
+        return "# there is no short form of this sweep"
+    lines = [f"paths = {list(layers)}", "results = {}"]
+    if change.kind == "patch":
+        lines.append(f"other_args = (jnp.asarray([{runs.subject.token_ids(change.prompt)}]), *args[1:])")
+        lines.append("_, records = sonde.capture(f, *paths)(*other_args)")
+    lines.append("for path in paths:")
+    if change.kind == "patch":
+        lines.append("    other = records[path].value")
+    lines.append(f"    for unit in range({1 if axis is None else array.shape[axis]}):")
+    lines.append(f"        new = lambda x, unit=unit: x.at[{index}].{action}")
+    lines.append("        results[path, unit] = sonde.edit(f, {path: new})(*args)")
+    return "\n".join(lines)
 
 
 @operation
@@ -143,7 +162,7 @@ def comparison(job: Job, subject: str, other: str, prompt: str | None = None) ->
 
     def compute() -> Any:
         with runs.lock, second.lock:
-            found = compare(runs.subject.f, second.subject.f, grads=False, inside=runs.subject.inside)(
+            found = compare(runs.subject.program, second.subject.program, grads=False, inside=runs.subject.inside)(
                 *args, **runs.subject.kwargs
             )
         first = found.first
@@ -169,59 +188,6 @@ def comparison(job: Job, subject: str, other: str, prompt: str | None = None) ->
         }
 
     return runs.remembered(("comparison", other, prompt), compute)
-
-
-@operation
-def edges(
-    job: Job,
-    subject: str,
-    other: str = "",
-    explained: Any = None,
-    prompt: str | None = None,
-    share: float = 0.5,
-) -> dict[str, Any]:
-    """The graph of a model: which component feeds which, and how faithful the strongest edges are.
-
-    Args:
-        job: The question.
-        subject: The program.
-        other: The prompt of the other run, with the same number of tokens; empty: zeros take its place.
-        explained: Which logit or difference is explained.
-        prompt: The prompt.
-        share: The share of all scores that the edges have whose faithfulness is measured.
-    """
-    runs = job.runs(subject)
-    language = runs.subject.language
-    if language is None or language.model is None:
-        raise ValueError("the graph needs a model of `sonde.models`, whose components are known")
-    model = language.model
-    senders, receivers, _ = model.circuit_sites()
-    position, tokens, signs = explained_number(runs, prompt, explained or {})
-    key = ("edges", prompt, other, position, tokens.tobytes(), signs.tobytes())
-
-    def compute() -> Any:
-        first, second = map(int, tokens)
-
-        def metric(logits: Any) -> Any:
-            return logits[0, position, first] * signs[0] + logits[0, position, second] * signs[1]
-
-        baseline = runs.subject.arguments(other) if other else 0
-        with runs.lock:
-            options: dict[str, Any] = {"metric": metric, "baseline": baseline}
-            return attribute_edges(model, senders, receivers, **options)(*runs.subject.arguments(prompt))
-
-    found = runs.remembered(key, compute)
-    kept = found.prune(share)
-    with runs.lock:
-        faithful = kept.measured() if len(kept) else 0.0
-    return {
-        "edges": [[edge.sender, edge.receiver, number(edge.score)] for edge in found[:_MOST_EDGES]],
-        "kept": len(kept),
-        "of": len(found),
-        "faithfulness": number(faithful),
-        "output": number(found.output),
-        "baseline": number(found.baseline),
-    }
 
 
 @operation
@@ -255,7 +221,7 @@ def generate(
         said.append(texts[0])
         job.progress(len(said), steps, said[-1])
 
-    program: Any = models.generate
+    program: Any = runs.subject.spliced(models.generate, runs.subject.dictionaries)
     for part, call in ((at_prompt, 0), (everywhere, None)):
         if part:
             places, numbers = runs.placed(prompt, tuple(part), loose=part is everywhere)

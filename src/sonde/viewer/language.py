@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sonde import nnx
+from sonde.core import edit
 from sonde.models.decoder import Decoder
 from sonde.models.sites import SITES
 from sonde.tools.reading.token_labels import TokenNames, shown_by
@@ -36,7 +38,11 @@ class Language:
         residual: The path of the stream before the last norm, for attribution; empty if it is not known.
         components: Patterns of what is added to the stream.
         writes: Of the program, how units get into the stream, as in `tools.logit_attribution`.
+        readout_code: Python for the output layer, if `model` is the program.
+        writes_code: Python for the items of `writes`.
         axes: For a path, the names of the axes of its value.
+        unembed: Of a vector of the stream, the logits that it adds, and those of biases: the output layer without what
+            makes it nonlinear.
         model: The model, if it can generate text.
     """
 
@@ -48,7 +54,10 @@ class Language:
     residual: str = ""
     components: tuple[str, ...] = ()
     writes: Callable[[Any], Mapping[str, Any]] = lambda program: {}
+    readout_code: str = "readout"
+    writes_code: str = ""
     axes: Callable[[str], tuple[str, ...]] = lambda path: ()
+    unembed: Callable[[Any], Any] | None = None
     model: Decoder | None = None
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
@@ -109,9 +118,17 @@ def language_of_decoder(model: Decoder) -> Language:
         residual=f"blocks/{layers - 1}/out" if components else "",
         components=components,
         writes=_outputs_of_heads if by_head else lambda program: {},
+        readout_code="model.readout",
+        writes_code=_writes_code(model) if by_head else "",
         axes=decoder_axes,
+        unembed=_unembedding(model) if model.config.logit_cap is None else None,
         model=model,
     )
+
+
+def _unembedding(model: Decoder) -> Callable[[Any], Any]:
+    """The output layer with the last norm held at a scale of one, so that it is linear but for biases."""
+    return edit(model.readout, {"**/factor": jnp.ones_like})
 
 
 def _outputs_of_heads(model: Decoder) -> dict[str, Any]:
@@ -124,6 +141,17 @@ def _outputs_of_heads(model: Decoder) -> dict[str, Any]:
         return kernels.reshape(model.config.heads, -1, kernels.shape[-1])
 
     return {"blocks/*/attn/heads": matrix}
+
+
+def _writes_code(model: Decoder) -> str:
+    kernel = (
+        "model.blocks[layer].attn.o.kernel[...]"
+        if isinstance(model.blocks, nnx.List)
+        else "model.blocks.attn.o.kernel[layer]"
+    )
+    matrix = kernel.replace("layer", 'int(path.split("/")[1])')
+    shape = f"({model.config.heads}, -1, {model.config.width})"
+    return f'"blocks/*/attn/heads": lambda path: {matrix}.reshape{shape}'
 
 
 _AXES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from sonde.tools.execution.record_values import on_host
 from sonde.tools.numerics.array_statistics import EDGES, described, moments_of_whole
 from sonde.tools.numerics.families import natural
 from sonde.viewer.changes import Change, changed
+from sonde.viewer.language import Language
 from sonde.viewer.operations import Job, changes_of, operation, packed
 from sonde.viewer.runs import Array, Runs
 
@@ -51,48 +52,71 @@ def read(job: Job, subject: str, prompt: str | None = None, changes: Any = (), k
     if language is None or language.logits is None:
         return {"tokens": [], "result": _result_lines(run.result)}
     ids = runs.subject.token_ids(prompt)
-    best = _likely(language.logits(run.result)[0], ids, k)
-    before = _likely(language.logits(runs.run(prompt).result)[0], ids, k) if made else None
+    best = _likely(language.logits(run.result)[0], k)
+    before = None
+    if made:
+        unchanged = runs.run(prompt).result
+        before = runs.remembered(("likely", prompt, k), lambda: _likely(language.logits(unchanged)[0], k))
     texts = language.pieces(ids)
     return {
         "tokens": [
-            {"text": text, "id": token, **_position(language.pieces, best, i, before)}
+            {"text": text, "id": token, **_position(language.pieces, ids, i, best, before)}
             for i, (text, token) in enumerate(zip(texts, ids))
         ],
         "result": [],
     }
 
 
-def _likely(logits: Any, ids: Sequence[int], k: int) -> dict[str, np.ndarray]:
-    """At every position, the probability of the token that is there and the `k` likeliest next tokens."""
-    wide = np.asarray(logits, np.float64)
+class _Likely(NamedTuple):
+    """What is likely next at every position.
+
+    Attributes:
+        logits: Positions by tokens.
+        norms: For each position, the logarithm of the sum of the exponentials of its logits.
+        order: For each position, the likeliest tokens, the likeliest first.
+    """
+
+    logits: np.ndarray
+    norms: np.ndarray
+    order: np.ndarray
+
+    def share(self, position: int, token: int) -> float:
+        """The probability of a token after a position."""
+        return math.exp(float(self.logits[position, token]) - self.norms[position])
+
+
+def _likely(logits: Any, k: int) -> _Likely:
+    wide = np.asarray(logits, np.float32)
     with np.errstate(all="ignore"):
-        shares = np.exp(wide - wide.max(-1, keepdims=True))
-        shares /= shares.sum(-1, keepdims=True)
-    order = np.argsort(-np.nan_to_num(shares, nan=-1.0), axis=-1)[:, :k]
-    own = np.array([math.nan, *(shares[i, token] for i, token in enumerate(ids[1:]))])
-    return {"shares": shares, "order": order, "own": own, "logits": wide}
+        top = wide.max(-1, keepdims=True)
+        norms = top[:, 0] + np.log(np.exp(wide - top).sum(-1, dtype=np.float64))
+    ranked = wide if np.isfinite(top).all() else np.nan_to_num(wide, nan=-np.inf)
+    k = min(k, wide.shape[1])
+    best = np.argpartition(ranked, -k, axis=-1)[:, -k:]
+    order = np.take_along_axis(best, np.argsort(-np.take_along_axis(ranked, best, -1), axis=-1, kind="stable"), -1)
+    return _Likely(wide, norms, order)
 
 
 def _position(
-    pieces: Callable[[Sequence[int]], list[str]], best: dict[str, np.ndarray], i: int, before: dict[str, Any] | None
+    pieces: Callable[[Sequence[int]], list[str]], ids: Sequence[int], i: int, best: _Likely, before: _Likely | None
 ) -> dict[str, Any]:
-    chosen = [int(token) for token in best["order"][i]]
+    """What the page shows at a position: how likely its token was, and what is likely after it."""
+    chosen = [int(token) for token in best.order[i]]
     if before is not None:  # what was likely before the change is shown beside it
-        chosen += [int(token) for token in before["order"][i][:3] if int(token) not in chosen]
+        chosen += [int(token) for token in before.order[i][:3] if int(token) not in chosen]
     following = [
         {
             "id": token,
             "text": text,
-            "p": number(best["shares"][i, token]),
-            "logit": number(best["logits"][i, token]),
-            "was": None if before is None else number(before["shares"][i, token]),
+            "p": number(best.share(i, token)),
+            "logit": number(best.logits[i, token]),
+            "was": None if before is None else number(before.share(i, token)),
         }
         for token, text in zip(chosen, pieces(chosen))
     ]
     return {
-        "p": None if i == 0 else number(best["own"][i]),
-        "was": None if i == 0 or before is None else number(before["own"][i]),
+        "p": None if i == 0 else number(best.share(i - 1, ids[i])),
+        "was": None if i == 0 or before is None else number(before.share(i - 1, ids[i])),
         "next": following,
     }
 
@@ -201,6 +225,7 @@ def site(
     before = _values(runs, prompt, (), array, explained) if made else None
     return {
         **_card(array),
+        "drawn": _first_axes(array.axes),
         "statistics": numbers,
         "histogram": {"first": int(used[0]), "counts": counts[used[0] : used[-1] + 1].tolist()}
         if counts is not None and used.size
@@ -208,6 +233,15 @@ def site(
         "moved": None if before is None else number(_moved(np.asarray(value), np.asarray(before))),
         "attention": explained is None and _is_attention(np.asarray(value), array),
     }
+
+
+def _first_axes(axes: Sequence[str]) -> dict[str, int | None]:
+    """Which axes are drawn at first: positions down, units across, and a picture for each head."""
+    columns = len(axes) - 1
+    inner = [i for i in range(columns) if axes[i] != "batch"]
+    rows = next((i for i in inner if axes[i] == "length"), inner[0] if inner else len(axes) - 2 if columns else -1)
+    each = next((i for i in range(columns) if axes[i].endswith("heads") and i != rows), None)
+    return {"rows": rows, "columns": columns, "each": each}
 
 
 @operation
@@ -378,6 +412,7 @@ def lens(job: Job, subject: str, prompt: str | None = None, changes: Any = (), k
     ids = sorted({int(token) for layer in tokens for token in layer.reshape(-1)})
     return {
         "layers": layers,
+        "readout": language.readout_code,
         "tokens": [layer.tolist() for layer in tokens],
         "sure": packed(np.stack(sure)),
         "entropy": packed(
@@ -467,7 +502,19 @@ def attribution(
         "position": position,
         "token": names[0],
         "against": names[1] if signs[1] else None,
+        "code": _attribution_code(language, position, tokens, signs),
     }
+
+
+def _attribution_code(language: Language, position: int, tokens: np.ndarray, signs: np.ndarray) -> str:
+    logits = " - ".join(f"logits[0, {int(token)}]" for token, sign in zip(tokens, signs) if sign)
+    options = f"residual={language.residual!r}, readout={language.readout_code}, position={position}"
+    writes = f", writes={{{language.writes_code}}}" if language.writes_code else ""
+    patterns = ", ".join(map(repr, language.components))
+    return (
+        f"found = sonde.tools.logit_attribution(\n    f, {patterns},\n    {options}{writes},\n"
+        f"    metric=lambda logits: {logits},\n)(*args)\nprint(found)"
+    )
 
 
 @operation
@@ -477,7 +524,7 @@ def findings(job: Job, subject: str, prompt: str | None = None, changes: Any = (
 
     def compute() -> Any:
         places, numbers = runs.placed(prompt, made)
-        program = changed(runs.subject.f, places, numbers, runs.subject.inside)
+        program = changed(runs.subject.program, places, numbers, runs.subject.inside)
         with runs.lock:
             look = examine(
                 program,

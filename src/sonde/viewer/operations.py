@@ -19,6 +19,8 @@ from sonde.report.plain_json import plain
 from sonde.viewer.changes import Change
 from sonde.viewer.runs import Runs
 
+Subjects = dict[str, Any]
+"""What is on a page, by name."""
 Operation = Callable[..., Any]
 OPERATIONS: dict[str, Operation] = {}
 """By name; filled where they are written."""

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde.core import JitByStaticPart, Records, StaticPart, arrays_in, capture, static_and_arrays
+from sonde.dictionaries import Dictionary, splice
 from sonde.errors import EditError, TraceContextError
 from sonde.tools.execution.record_values import on_host
 from sonde.tools.numerics.families import family
@@ -46,6 +47,10 @@ class Subject:
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
         language: What is known of it as a language model; None if it is none.
         prompt: The prompt that is shown first, if it can be typed; the arguments are its tokens.
+        dictionaries: Dictionaries that are spliced into the program, by the path of the value that they replace; or
+            by a pair of paths, what a transcoder reads and what it replaces.
+        about: What was found in it before, in words, such as the answer of a bundle.
+        code: Python that makes `f` and `args`; empty if it is not known.
     """
 
     name: str
@@ -55,6 +60,9 @@ class Subject:
     inside: Any = None
     language: Language | None = None
     prompt: str | None = None
+    dictionaries: Mapping[Any, Dictionary] = dataclasses.field(default_factory=dict)
+    about: str = ""
+    code: str = ""
 
     def arguments(self, prompt: str | None) -> tuple[Any, ...]:
         """The arguments of a run on a prompt; those that the program was opened with, if it is None."""
@@ -63,6 +71,20 @@ class Subject:
         if self.language is None or not self.language.vocabulary:
             raise ValueError("this program takes no prompt: it runs on the arguments that it was opened with")
         return (jnp.asarray([self.language.encoded(prompt)], jnp.int32), *self.args[1:])
+
+    @property
+    def program(self) -> Callable[..., Any]:
+        """The program with its dictionaries."""
+        return self.spliced(self.f, self.dictionaries)
+
+    def spliced(self, f: Callable[..., Any], dictionaries: Mapping[Any, Dictionary]) -> Callable[..., Any]:
+        """A program with dictionaries, whose errors are added back: nothing changes until a feature is changed."""
+        return splice(f, dict(dictionaries), keep_error=True, inside=self.inside) if dictionaries else f
+
+    @property
+    def replaced(self) -> dict[str, Dictionary]:
+        """The dictionaries by the path of the value that they replace."""
+        return {place[-1] if isinstance(place, tuple) else place: d for place, d in self.dictionaries.items()}
 
     def token_ids(self, prompt: str | None) -> list[int]:
         """The tokens of the first example; none for a program that reads no tokens."""
@@ -152,6 +174,7 @@ class Runs:
         self.subject = subject
         self.memory = memory
         self.lock = threading.RLock()  # of everything that computes
+        self._shelf = threading.RLock()  # of what is remembered; never held while something is computed
         self._compiled: dict[Hashable, JitByStaticPart] = {}
         self._kept: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
         self._types: dict[Hashable, Records] = {}
@@ -165,13 +188,26 @@ class Runs:
         return {
             "kind": "program",
             "name": self.subject.name,
+            "about": self.subject.about,
             "prompt": self.subject.prompt if has_prompt else None,
             "reads": language is not None,
             "stream": [] if language is None else list(language.stream),
             "lens": language is not None and language.readout is not None and bool(language.stream),
             "attribution": language is not None and language.readout is not None and bool(language.components),
             "generates": language is not None and language.model is not None and language.tokenizer is not None,
+            "graphs": self._graphs(),
+            "dictionaries": [
+                {"path": path, "features": f"{path}/features", "error": f"{path}/error", "count": d.n_features}
+                for path, d in self.subject.replaced.items()
+            ],
         }
+
+    def _graphs(self) -> list[str]:
+        """Which graphs can be drawn: of components, and of features."""
+        language = self.subject.language
+        transcoders = [d for d in self.subject.dictionaries.values() if d.kind != "autoencoder"]
+        components = ["components"] if language is not None and language.model is not None else []
+        return components + (["features"] if transcoders else [])
 
     # ---------------------------------------------------------------------------------------------- programs
 
@@ -193,7 +229,7 @@ class Runs:
             **kwargs: More arguments.
         """
         with self.lock:
-            tree = (self.subject.f, args, {**self.subject.kwargs, **kwargs}, tuple(placed[0]), tuple(placed[1]))
+            tree = self._tree(args, {**self.subject.kwargs, **kwargs}, placed)
             if not self._is_eager:
                 try:
                     return self._jitted(key, make)(*static_and_arrays(tree, None))
@@ -201,14 +237,28 @@ class Runs:
                     self._is_eager = True
             return self._run(make, *tree)
 
+    def _tree(self, args: Any, kwargs: Any, placed: tuple[Sequence[Place], Sequence[Any]]) -> tuple[Any, ...]:
+        # Dictionaries are arguments, as the program is: arrays of a closure would be constants, slow to compile.
+        return self.subject.f, self.subject.dictionaries, args, kwargs, tuple(placed[0]), tuple(placed[1])
+
     def _jitted(self, key: Hashable, make: Callable[..., Any]) -> JitByStaticPart:
         def run(static: StaticPart, arrays: list[Any]) -> Any:
             return self._run(make, *static.whole(arrays))
 
         return self._compiled.setdefault(key, JitByStaticPart(run))
 
-    def _run(self, make: Callable[..., Any], f: Any, args: Any, kwargs: Any, places: Any, numbers: Any) -> Any:
-        return make(changed(f, places, numbers, self.subject.inside), f)(*args, **kwargs)
+    def _run(
+        self,
+        make: Callable[..., Any],
+        f: Callable[..., Any],
+        dictionaries: Mapping[Any, Dictionary],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        places: Sequence[Place],
+        numbers: Sequence[Any],
+    ) -> Any:
+        program = self.subject.spliced(f, dictionaries)
+        return make(changed(program, places, numbers, self.subject.inside), f)(*args, **kwargs)
 
     # -------------------------------------------------------------------------------------------------- runs
 
@@ -216,18 +266,14 @@ class Runs:
         """A run on a prompt; the one that is remembered, if there is one."""
         changes = tuple(change for change in changes if not change.is_of_gradient)
         key = prompt, changes
-        with self.lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-            args = self.subject.arguments(prompt)
-            if self.fits(prompt):
-                result, records = self.call("run", self._captured(), args, self.placed(prompt, changes))
-                new = Run(on_host(result, "view"), on_host(records, "view"))
-            else:
-                new = Run(on_host(self.call("bare", _unchanged, args, self.placed(prompt, changes)), "view"), None)
-            self._keep(key, new)
-            return new
+        return self.remembered(key, lambda: self._run_anew(prompt, changes))
+
+    def _run_anew(self, prompt: str | None, changes: Sequence[Change]) -> Run:
+        args = self.subject.arguments(prompt)
+        if self.fits(prompt):
+            result, records = self.call("run", self._captured(), args, self.placed(prompt, changes))
+            return Run(on_host(result, "view"), on_host(records, "view"))
+        return Run(on_host(self.call("bare", _unchanged, args, self.placed(prompt, changes)), "view"), None)
 
     def _captured(self, *patterns: str) -> Callable[..., Callable[..., Any]]:
         return lambda f, _: capture(f, *patterns, inside=self.subject.inside)
@@ -252,31 +298,43 @@ class Runs:
         return run.value(path, call, part)
 
     def remembered(self, key: Hashable, compute: Callable[[], Any]) -> Any:
-        """What was computed for a key; it is computed if it is not remembered."""
-        with self.lock:
-            if key not in self._kept:
-                self._keep(key, compute())
-            self._kept.move_to_end(key)
-            return self._kept[key]
+        """What was computed for a key; it is computed if it is not remembered.
 
-    def _keep(self, key: Hashable, run: Any) -> None:
-        self._kept[key] = run
-        self._forget()
+        What is remembered is read without waiting for what is being computed.
+        """
+        kept = self._recalled(key)
+        if kept is None:
+            with self.lock:
+                kept = self._recalled(key)  # another page may have asked for it meanwhile
+                if kept is None:
+                    kept = compute()
+                    with self._shelf:
+                        self._kept[key] = kept
+                    self._forget()
+        return kept
+
+    def _recalled(self, key: Hashable) -> Any:
+        with self._shelf:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
 
     def _forget(self) -> None:
         """Forgets the oldest runs until the others fit; the last one stays."""
-        while len(self._kept) > 1 and self.bytes > self.memory:
-            self._kept.popitem(last=False)
+        with self._shelf:
+            while len(self._kept) > 1 and self.bytes > self.memory:
+                self._kept.popitem(last=False)
 
     def clear(self) -> None:
         """Forgets all runs, as after an error for want of memory."""
-        with self.lock:
+        with self._shelf:
             self._kept.clear()
 
     @property
     def bytes(self) -> int:
         """How much memory the remembered runs take."""
-        return sum(_bytes_of(run) for run in self._kept.values())
+        with self._shelf:
+            return sum(_bytes_of(run) for run in self._kept.values())
 
     # ------------------------------------------------------------------------------------------------- sites
 
@@ -284,14 +342,15 @@ class Runs:
         """Records of a run with types in place of arrays; nothing is run for it, if the program can be traced."""
         args = self.subject.arguments(prompt)
         key = jax.tree.structure(args), tuple((jnp.shape(x), str(jnp.result_type(x))) for x in jax.tree.leaves(args))
-        with self.lock:
-            if key not in self._types:
-                self._types[key] = self._traced_types(args)
-            return self._types[key]
+        if key not in self._types:
+            with self.lock:
+                if key not in self._types:
+                    self._types[key] = self._traced_types(args)
+        return self._types[key]
 
     def _traced_types(self, args: tuple[Any, ...]) -> Records:
         # JAX keeps the trace for the run that follows: the program is not traced twice.
-        tree = (self.subject.f, args, dict(self.subject.kwargs), (), ())
+        tree = self._tree(args, dict(self.subject.kwargs), ((), ()))
         static, arrays = static_and_arrays(tree, None)
         try:
             return self._jitted("run", self._captured()).at(static).eval_shape(arrays)[1].types
@@ -402,20 +461,33 @@ class _ByIdentity:
         return id(self.records)
 
 
-def _each_array(types: Records, language: Language | None, length: int) -> Any:
+def _each_array(types: Records, language: Language | None, length: int) -> Iterator[Array]:
+    by_stack: dict[tuple[str, ...], list[Array]] = {}  # the rows of a named loop are alike: one stands for all
     for path, record in types.items():
-        for call, (value, axes) in enumerate(zip(record.values, record.axes)):
-            for part, x in enumerate(arrays_in(value)):
-                shape = tuple(map(int, x.shape))
-                inner = shape[len(axes) :]
-                names = language.axes(path) if language is not None else ()
-                names = names if len(names) == len(inner) else guessed_axes(inner, length)
-                lead = tuple(str(axis.name or axis.kind) for axis in axes)
-                yield Array(path, call, part, shape, len(axes), str(x.dtype), record.source, (*lead, *names))
+        stack = (path,) if path in types.stacked else tuple(row.path for row in types.rows(path)) or (path,)
+        if stack not in by_stack:
+            by_stack[stack] = list(_arrays_of(path, record, language, length))
+        yield from (dataclasses.replace(array, path=path) for array in by_stack[stack])
+
+
+def _arrays_of(path: str, record: Any, language: Language | None, length: int) -> Iterator[Array]:
+    for call, (value, axes) in enumerate(zip(record.values, record.axes)):
+        for part, x in enumerate(arrays_in(value)):
+            shape = tuple(map(int, x.shape))
+            inner = shape[len(axes) :]
+            names = language.axes(path) if language is not None else ()
+            names = names if len(names) == len(inner) else guessed_axes(inner, length)
+            lead = tuple(str(axis.name or axis.kind) for axis in axes)
+            yield Array(path, call, part, shape, len(axes), str(x.dtype), record.source, (*lead, *names))
 
 
 def _bytes_of(kept: Any) -> int:
-    trees = (kept.result, kept.parts) if isinstance(kept, Run) else kept
+    if isinstance(kept, Run):
+        trees: Any = (kept.result, kept.parts)
+    elif dataclasses.is_dataclass(kept):
+        trees = [getattr(kept, field.name) for field in dataclasses.fields(kept)]
+    else:
+        trees = kept
     return sum(x.nbytes for x in jax.tree.leaves(trees) if isinstance(x, np.ndarray))
 
 

@@ -12,35 +12,30 @@ import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 import hmac
+import ipaddress
 import json
-import re
 import secrets
 import socket
 import threading
 from collections.abc import Mapping
-from importlib import resources
 from typing import Any
 from urllib.parse import urlsplit
 
 from sonde import _extras
-from sonde.report.failure import failure
-from sonde.viewer import experiments, looking, training  # noqa: F401  (they list their operations)
-from sonde.viewer.operations import Cancelled, Job, answer
-
-Subjects = dict[str, Any]
-"""What is on a page, by name."""
+from sonde.viewer import notebook
+from sonde.viewer.assets import asset, index
+from sonde.viewer.conversation import Conversation, threads
+from sonde.viewer.operations import Subjects
+from sonde.viewer.saved import SavedReport
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _PURPOSE = "Serving the page of `sonde view`"
 _MOST_BYTES = 1_000_000  # of a message from the page
-_THREADS = 4  # questions that are answered at a time; they take turns to compute
-_FILES = re.compile(r"[a-z_]+\.(js|css|svg)")
 _TYPES = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+    "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
 )
 _HEADERS = {
     "Content-Security-Policy": _POLICY,
@@ -50,6 +45,14 @@ _HEADERS = {
 }
 
 
+# A report that was opened runs its own script, in a frame without any rights: not even those of this page.
+_REPORT_HEADERS = _HEADERS | {
+    "Content-Security-Policy": "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+}
+_ANY = ("0.0.0.0", "::")
+
+
 @dataclasses.dataclass
 class Door:
     """Who may come in.
@@ -57,20 +60,34 @@ class Door:
     Attributes:
         token: What the address must have.
         hosts: The names under which the server may be addressed, without the port.
+        by_number: Whether it may be addressed by the number of any interface, too. A page elsewhere that resolves its
+            own name to this machine has a name.
     """
 
     token: str = dataclasses.field(default_factory=lambda: secrets.token_urlsafe(24))
     hosts: tuple[str, ...] = LOOPBACK
+    by_number: bool = False
 
     def admits(self, headers: Mapping[str, str], token: str) -> bool:
         """Whether a request has the right host, origin and token."""
-        host = headers.get("host", "")
-        if urlsplit(f"//{host}").hostname not in self.hosts:
-            return False
-        origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        try:
+            name = urlsplit(f"//{host}").hostname
+            if name not in self.hosts and not (self.by_number and _is_number(name)):
+                return False
+            if origin is not None and urlsplit(origin).netloc != host:
+                return False
+        except ValueError:  # no address at all
             return False
         return hmac.compare_digest(token.encode(), self.token.encode())
+
+
+def _is_number(host: str | None) -> bool:
+    try:
+        ipaddress.ip_address(host or "")
+    except ValueError:
+        return False
+    return True
 
 
 def application(subjects: Subjects, door: Door) -> Any:
@@ -85,7 +102,7 @@ def application(subjects: Subjects, door: Door) -> Any:
     from starlette.responses import Response
     from starlette.routing import Route, WebSocketRoute
 
-    threads = concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="sonde-view")
+    pool = threads()
 
     def refused() -> Response:
         return Response("Open the address that `sonde view` printed: it has a token.", 403, _HEADERS)
@@ -93,14 +110,14 @@ def application(subjects: Subjects, door: Door) -> Any:
     async def page(request: Any) -> Response:
         if not door.admits(request.headers, request.query_params.get("token", "")):
             return refused()
-        return Response(_asset("index.html"), headers=_HEADERS, media_type="text/html")
+        return Response(index(), headers=_HEADERS, media_type="text/html")
 
     async def file(request: Any) -> Response:
         name = request.path_params["name"]
         # The files hold no secret, so they need no token: a script cannot pass one to the modules that it imports.
         if not door.admits(request.headers, door.token):
             return refused()
-        text = _SHARED[name]() if name in _SHARED else _asset(name) if _FILES.fullmatch(name) else None
+        text = asset(name)
         if text is None:
             return Response("There is no such file.", 404, _HEADERS)
         return Response(text, headers=_HEADERS, media_type=_TYPES[name.rpartition(".")[2]])
@@ -110,130 +127,51 @@ def application(subjects: Subjects, door: Door) -> Any:
             await connection.close(4403)
             return
         await connection.accept()
-        await _Talk(connection, subjects, threads).run()
+        await _talk(connection, subjects, pool)
 
-    return Starlette(
-        routes=[Route("/", page), Route("/static/{name}", file), WebSocketRoute("/ws", talk)],
-    )
+    async def report(request: Any) -> Response:
+        if not door.admits(request.headers, request.query_params.get("token", "")):
+            return refused()
+        opened = subjects.get(request.query_params.get("subject", ""))
+        if not isinstance(opened, SavedReport):
+            return Response("There is no such report.", 404, _HEADERS)
+        return Response(opened.path.read_bytes(), headers=_REPORT_HEADERS, media_type="text/html")
 
-
-def _asset(name: str) -> str | None:
-    path = resources.files("sonde.viewer").joinpath("static", name)
-    return path.read_text(encoding="utf-8") if path.is_file() else None
-
-
-_NAMES = re.compile(r"^(?:function|const|let|class) (\w+)", re.MULTILINE)
-
-
-def _of_report(*names: str) -> str:
-    """Files of the static report, one after the other."""
-    assets = resources.files("sonde.report").joinpath("assets")
-    return "\n".join(assets.joinpath(name).read_text(encoding="utf-8") for name in names)
+    routes = [Route("/", page), Route("/static/{name}", file), Route("/report", report), WebSocketRoute("/ws", talk)]
+    return Starlette(routes=routes)
 
 
-def _shared_script() -> str:
-    """The parts of the static report as one module."""
-    text = _of_report("elements.js", "colors.js", "charts.js", "maps.js", "tree.js")
-    return f"{text}\nexport {{ {', '.join(_NAMES.findall(text))} }};\n"
+async def _talk(connection: Any, subjects: Subjects, pool: concurrent.futures.Executor) -> None:
+    """Answers the questions of one page until it is closed."""
+    from starlette.websockets import WebSocketDisconnect
 
+    loop, sending = asyncio.get_running_loop(), asyncio.Lock()
 
-def _shared_style() -> str:
-    return _of_report("theme.css", "parts.css", "layout.css")
-
-
-_SHARED = {"shared.js": _shared_script, "shared.css": _shared_style}
-
-
-class _Talk:
-    """The conversation with one open page. When the page closes, what it asked is cancelled."""
-
-    def __init__(self, connection: Any, subjects: Subjects, threads: concurrent.futures.ThreadPoolExecutor) -> None:
-        self.socket, self.subjects, self.threads = connection, subjects, threads
-        self.jobs: dict[int, Job] = {}
-        self.tasks: set[asyncio.Task[None]] = set()
-        self.sending = asyncio.Lock()
-
-    async def run(self) -> None:
-        """Answers until the page is closed."""
-        from starlette.websockets import WebSocketDisconnect
-
-        try:
-            while True:
-                text = await self.socket.receive_text()
-                if len(text) > _MOST_BYTES:
-                    await self.socket.close(1009)
-                    break
-                self._take(text)
-        except WebSocketDisconnect:
-            pass
-        finally:
-            for job in self.jobs.values():
-                job.cancelled.set()
-
-    def _take(self, text: str) -> None:
-        try:
-            message = json.loads(text)
-            number, name = int(message["id"]), str(message["op"])
-            data = message.get("args", {})
-        except (ValueError, KeyError, TypeError):
-            return  # not from our page
-        if name == "cancel":
-            if number in self.jobs:
-                self.jobs[number].cancelled.set()
-            return
-        task = asyncio.get_running_loop().create_task(self._answer(number, name, data))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-
-    async def _answer(self, number: int, name: str, data: Any) -> None:
-        loop = asyncio.get_running_loop()
-
-        def say(news: Mapping[str, Any]) -> None:
-            asyncio.run_coroutine_threadsafe(self._send({"id": number, "news": news}), loop)
-
-        job = self.jobs[number] = Job(self.subjects, say)
-        try:
-            result = await loop.run_in_executor(self.threads, functools.partial(_answered, job, name, data))
-            await self._send({"id": number, **result})
-        finally:
-            self.jobs.pop(number, None)
-
-    async def _send(self, message: Mapping[str, Any]) -> None:
-        from starlette.websockets import WebSocketDisconnect
-
-        async with self.sending:
+    async def send(text: str) -> None:
+        async with sending:
             # The page may have been closed while its question was answered.
             with contextlib.suppress(RuntimeError, WebSocketDisconnect):
-                await self.socket.send_text(json.dumps(message, allow_nan=False))
+                await connection.send_text(text)
 
+    def send_from_thread(message: Mapping[str, Any]) -> None:
+        sent = send(json.dumps(message, allow_nan=False))
+        try:
+            asyncio.run_coroutine_threadsafe(sent, loop)
+        except RuntimeError:  # the server has stopped
+            sent.close()
 
-def _answered(job: Job, name: str, data: Any) -> dict[str, Any]:
-    """The answer, or what went wrong, in a form that the page can show."""
+    conversation = Conversation(subjects, pool, send_from_thread)
     try:
-        if not isinstance(data, dict):
-            raise ValueError("the arguments of a question are named")
-        return {"result": answer(job, name, data)}
-    except Cancelled:
-        return {"cancelled": True}
-    except Exception as error:
-        if _is_out_of_memory(error):
-            for subject in job.subjects.values():
-                subject.clear()
-            return {
-                "error": {
-                    "kind": "out of memory",
-                    "text": "There was not enough memory for this. What was remembered has been forgotten; try a "
-                    "shorter prompt, or fewer changes at a time.",
-                    "source": "",
-                }
-            }
-        told = failure(error, "", only_compiled=False)
-        text = str(error.args[0]) if isinstance(error, KeyError) and error.args else told.message
-        return {"error": {"kind": told.kind, "text": text, "source": told.source, "code": told.code}}
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+        while True:
+            text = await connection.receive_text()
+            if len(text) > _MOST_BYTES:
+                await connection.close(1009)
+                break
+            conversation.take(text)
+    except (WebSocketDisconnect, KeyError):  # closed; or bytes, which our page never sends
+        pass
+    finally:
+        conversation.close()
 
 
 class Served:
@@ -247,8 +185,8 @@ class Served:
     def __init__(self, subjects: Subjects, *, host: str = "127.0.0.1", port: int = 0, token: str | None = None) -> None:
         uvicorn = _extras.load("uvicorn", extra="view", purpose=_PURPOSE)
         _extras.load("websockets", extra="view", purpose=_PURPOSE)
-        hosts = LOOPBACK if host in LOOPBACK else (*LOOPBACK, host)
-        self.door = Door(hosts=hosts) if token is None else Door(token, hosts)
+        own = socket.gethostname() if host in _ANY else host
+        self.door = Door(token or secrets.token_urlsafe(24), tuple(dict.fromkeys((*LOOPBACK, own))), host in _ANY)
         self.subjects = subjects
         # Bound here and not by uvicorn, which would end its thread without a word if the port is taken.
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -271,7 +209,7 @@ class Served:
         self._thread = threading.Thread(target=self._server.run, args=([listening],), daemon=True, name="sonde-view")
         self._thread.start()
         bound = listening.getsockname()[1]
-        shown = f"[{host}]" if ":" in host else host
+        shown = f"[{own}]" if ":" in own else own
         self.address = f"http://{shown}:{bound}/?token={self.door.token}"
 
     def wait(self) -> None:
@@ -285,3 +223,6 @@ class Served:
 
     def __repr__(self) -> str:
         return f"Served({self.address})"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
+        return notebook.shown(self.subjects, repr(self))

@@ -7,6 +7,7 @@ step can be read from are counted and told.
 
 from __future__ import annotations
 
+import bisect
 import json
 import math
 import threading
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from sonde.report.plain_json import number
 from sonde.tools.numerics.families import families
 from sonde.tools.training.alerts import RULES, Watchdog
 from sonde.viewer.operations import Job, operation, packed
@@ -155,6 +157,23 @@ def alerts(job: Job, subject: str) -> dict[str, Any]:
     with found.lock:
         found.watch(_WATCHING)
         return {"alerts": found.alerts, "watched": found.watched, "rows": len(found.steps)}
+
+
+@operation
+def step(job: Job, subject: str, step: int) -> dict[str, Any]:
+    """Everything that was written at a step, or at the one before it that is nearest, and its alerts."""
+    training = _run(job, subject)
+    with training.lock:
+        row = max(bisect.bisect_right(training.steps, int(step)) - 1, 0)
+        if not training.steps:
+            raise ValueError("nothing was written yet")
+        values = {}
+        for name, one in training.series.items():
+            at = bisect.bisect_left(one.rows, row)
+            if at < len(one.rows) and one.rows[at] == row:
+                values[name] = number(one.values[at])
+        own = training.steps[row]
+        return {"step": own, "values": values, "alerts": [a for a in training.alerts if a["step"] == own]}
 
 
 @operation

@@ -34,6 +34,9 @@ from sonde.core import (
 from sonde.tools.execution.record_values import each_seen
 from sonde.tools.reading.token_labels import TokenNames, shown_by
 
+POWERS: np.ndarray = np.concatenate([[0.0], 2.0 ** np.arange(-10, 11), [np.inf]])
+"""The ends of the bins of `UnitExamples.histogram`."""
+
 
 class Example(NamedTuple):
     """A place where a unit is active.
@@ -65,6 +68,8 @@ class UnitExamples(InNotebook):
         positions: The position of each.
         density: For each unit, the share of all positions at which it is active.
         mean: For each unit, the mean value where it is active; 0 if it never is.
+        histogram: Units by bins: at how many positions the value lies between one of `POWERS` and the next; the first
+            bin begins at 0, the last has no end.
         tokens: The tokens of all texts.
     """
 
@@ -73,6 +78,7 @@ class UnitExamples(InNotebook):
     positions: np.ndarray
     density: np.ndarray
     mean: np.ndarray
+    histogram: np.ndarray
     tokens: Sequence[np.ndarray]
 
     def of(self, unit: int, *, context: int = 8) -> list[Example]:
@@ -207,20 +213,22 @@ def top_examples(
         for path, units in jax.device_get(best).items():
             mean = units.total / np.maximum(units.count, 1)
             kept = units.values, units.texts, units.positions
-            found[path] = UnitExamples(*kept, units.count / positions, mean, texts)
+            counts = np.diff(units.above, axis=1, append=0)
+            found[path] = UnitExamples(*kept, units.count / positions, mean, -counts, texts)
         return TopExamples(found)
 
     return examples
 
 
 class _Best(NamedTuple):
-    """The best examples so far: units by examples; and over all positions, by unit, how many and how large."""
+    """The best examples so far: units by examples; and over all positions, by unit, how many, how large, how spread."""
 
     values: Any
     texts: Any
     positions: Any
     count: Any
     total: Any
+    above: Any
 
 
 def _update(
@@ -250,10 +258,16 @@ def _merged(best: _Best | None, value: jax.Array, k: int, first: Any) -> _Best:
     rows = value.reshape(-1, units).astype(jnp.float32).T
     active = rows > 0
     top, which = jax.lax.top_k(rows, min(k, rows.shape[1]))
-    now = _Best(top, first + which // length, which % length, active.sum(1), jnp.where(active, rows, 0).sum(1))
+    ends = jnp.asarray(POWERS[:-1], jnp.float32)
+    above = jax.lax.map(
+        lambda end: (rows > end).sum(1), ends
+    ).T  # one after the other, to hold one comparison at a time
+    total = jnp.where(active, rows, 0).sum(1)
+    now = _Best(top, first + which // length, which % length, active.sum(1), total, above)
     if best is None:
         return now
     joined = [jnp.concatenate(pair, 1) for pair in zip(best[:3], now[:3])]
     values, order = jax.lax.top_k(joined[0], min(k, joined[0].shape[1]))
     texts, positions = (jnp.take_along_axis(x, order, 1) for x in joined[1:])
-    return _Best(values, texts, positions, best.count + now.count, best.total + now.total)
+    sums = (best.count + now.count, best.total + now.total, best.above + now.above)
+    return _Best(values, texts, positions, *sums)

@@ -77,8 +77,8 @@ class Bundle:
     _program: bytes
     _export: Mapping[str, Any]
 
-    def replay(self) -> Replayed:
-        """Runs the program on the inputs.
+    def call(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The results of the program, by name, for inputs of the same shapes; it can be traced.
 
         Raises:
             StoreError: The bundle holds no program, or one for another platform.
@@ -91,11 +91,11 @@ class Bundle:
                 f"the program of {self.name} was exported for {', '.join(platforms)}, not for {jax.default_backend()}"
             )
         with jax.enable_x64(bool(self._export["doubles"])):
-            inputs = list(map(jnp.asarray, self.inputs.values()))
+            arrays = [jnp.asarray(inputs[name]) for name in self.inputs]
             types = [(tuple(shape), np.dtype(dtype)) for shape, dtype in self._export["types"]]
             # A program of the same inputs and results, in which the stored one takes the place of what it computes:
             # JAX's own serialization needs a further package.
-            frame = jax.export.export(jax.jit(lambda *_: [jnp.zeros(*of) for of in types]))(*inputs)
+            frame = jax.export.export(jax.jit(lambda *_: [jnp.zeros(*of) for of in types]))(*arrays)
             exported = dataclasses.replace(
                 frame,
                 mlir_module_serialized=self._program,
@@ -103,7 +103,15 @@ class Bundle:
                 calling_convention_version=self._export["convention"],
                 uses_global_constants=self._export["global"],
             )
-            results = dict(zip(self._result_names, map(np.asarray, exported.call(*inputs))))
+            return dict(zip(self._result_names, exported.call(*arrays)))
+
+    def replay(self) -> Replayed:
+        """Runs the program on the inputs.
+
+        Raises:
+            StoreError: The bundle holds no program, or one for another platform.
+        """
+        results = {name: np.asarray(x) for name, x in self.call(self.inputs).items()}
         return Replayed(results, _names_of_bad(results), self._not_finite)
 
 

@@ -1,10 +1,9 @@
 // Attention: all heads of a layer as thumbnails, one large; lines from the hovered token to what it looks at.
 
 import { colorScale, el, heatMap, paint, scaleLegend, show, tip } from "/static/shared.js";
-import { addChange } from "/static/changeslist.js";
 import { card } from "/static/exporting.js";
 import { rangeOf, rowsOf, unpacked } from "/static/numbers.js";
-import { current, runOf, update } from "/static/state.js";
+import { addChange, current, runOf, update } from "/static/state.js";
 import { visible } from "/static/text.js";
 
 export async function attentionView(context) {
@@ -44,10 +43,10 @@ export async function attentionView(context) {
   }
   box.append(
     el("div", { class: "section-head" }, el("h2", {}, "Attention"), el("label", { class: "inline" }, "Layer ", select)),
-    card(`Heads of ${path}`, [scaleLegend(scale, false), thumbs], { name: `${path}-heads`, code: codeOf(path) }),
+    card(`Heads of ${path}`, [scaleLegend(scale, false), thumbs], { name: `${path}-heads`, code: () => context.python(codeOf(path)) }),
     card(`Head ${head}`, [looks(context, at(head), queries, keys), largeMap(context, at(head), queries, keys, scale), headTools(context, answer, head)], {
       name: `${path}-head-${head}`,
-      code: codeOf(path, head),
+      code: () => context.python(codeOf(path, head)),
     }),
     await kinds(context),
   );
@@ -56,7 +55,7 @@ export async function attentionView(context) {
 
 function codeOf(path, head) {
   const name = JSON.stringify(path);
-  return `_, records = sonde.capture(f, ${name})(*args)\nrecords[${name}].value${head === undefined ? "" : `[0, ${head}]`}`;
+  return `_, records = sonde.capture(f, ${name})(*args)\nweights = records[${name}].value${head === undefined ? "" : `[0, ${head}]`}`;
 }
 
 const LARGEST = 560;
@@ -130,6 +129,11 @@ async function kinds(context) {
   );
   const draw = () => {
     const values = rowsOf(unpacked(answer[choice.value]));
+    if (!values.flat().some(Number.isFinite)) {
+      const needed = choice.value === "previous" ? "at least two tokens" : "a token that occurs twice";
+      box.replaceChildren(el("p", {}, `This can be seen with ${needed} in the prompt only: type one that repeats, such as “cat dog sun cat dog sun”.`));
+      return;
+    }
     box.replaceChildren(
       heatMap({
         title: `Attention to ${choice.selectedOptions[0].textContent}`,
@@ -150,6 +154,6 @@ async function kinds(context) {
   return card("What kind of heads", [el("label", { class: "inline" }, "Share of attention on ", choice), box], {
     name: "heads",
     note: "A click shows the head.",
-    code: `sonde.tools.attention_heads(f, ${answer.paths.map((path) => JSON.stringify(path)).join(", ")})(*args)`,
+    code: () => context.python(`scores = sonde.tools.attention_heads(f, ${answer.paths.map((path) => JSON.stringify(path)).join(", ")})(*args)`),
   });
 }

@@ -1,16 +1,11 @@
 // The list of changes: switched on and off, removed, undone, copied as Python; and what they did to the output.
 
 import { el, plural } from "/static/shared.js";
-import { copyText } from "/static/exporting.js";
-import { current, update } from "/static/state.js";
+import { copyButton } from "/static/exporting.js";
+import { current, putChanges as put, redo, undo } from "/static/state.js";
 
-export function addChange(change) {
-  update({ changes: [...current().changes, { on: true, ...change }] });
-}
-
-export function changesList(connection, texts) {
+export function changesList({ connection }, texts) {
   const { changes, subject, prompt } = current();
-  const put = (next) => update({ changes: next });
   const rows = changes.map((change, i) => {
     const text = texts[i] ?? change.path;
     const on = el("input", { type: "checkbox", "aria-label": `On: ${text}` });
@@ -22,7 +17,7 @@ export function changesList(connection, texts) {
     if (factor) factor.addEventListener("change", () => put(changes.map((c, j) => (j === i ? { ...c, factor: Number(factor.value) } : c))));
     return el(
       "li",
-      { class: change.off ? "off" : null },
+      { class: change.on === false ? "unused" : null },
       on,
       el("span", { class: "mono" }, text),
       factor,
@@ -33,34 +28,20 @@ export function changesList(connection, texts) {
       ),
     );
   });
-  const python = el(
-    "button",
-    {
-      class: "tool",
-      type: "button",
-      on: {
-        click: async () => {
-          const { code } = await connection.ask("python", { subject, prompt, changes });
-          await copyText(code);
-          python.textContent = "Copied";
-          setTimeout(() => (python.textContent = "Python"), 1200);
-        },
-      },
-    },
-    "Python",
-  );
+  const python = copyButton("Python", "Copy the changes as Python", async () => (await connection.ask("python", { subject, prompt, changes })).code);
+  const stepper = (text, { possible, act }) => el("button", { class: "tool", type: "button", disabled: !possible(), on: { click: act } }, text);
   return el(
     "div",
     { class: "card changes" },
     el(
       "div",
       { class: "card-head" },
-      el("h3", {}, plural(changes.length, "change")),
+      el("h2", { class: "small" }, plural(changes.length, "change")),
       el(
         "div",
         { class: "tools" },
-        el("button", { class: "tool", type: "button", on: { click: () => history.back() } }, "Undo"),
-        el("button", { class: "tool", type: "button", on: { click: () => history.forward() } }, "Redo"),
+        stepper("Undo", undo),
+        stepper("Redo", redo),
         el("button", { class: "tool", type: "button", on: { click: () => put(changes.map((c) => ({ ...c, on: false }))) } }, "All off"),
         el("button", { class: "tool", type: "button", on: { click: () => put([]) } }, "Clear"),
         python,

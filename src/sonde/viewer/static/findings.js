@@ -51,7 +51,7 @@ export async function findingsView(context) {
     el("h2", {}, "Source"),
     el("p", { class: "quiet" }, `${plural(functions.length, "function")} with sites; beside each line are the values made on it.`),
     ...functions.map((f, i) =>
-      el("details", { class: "card", open: i === 0 }, el("summary", {}, `${f.name}, ${f.place}`), el("div", { class: "scroll" }, el("table", { class: "source" }, ...f.lines.map((entry) => row(f, entry))))),
+      el("details", { class: "card", open: i === 0 }, el("summary", {}, `${f.name}, ${f.place}`), el("div", { class: "scroll", tabindex: "0" }, el("table", { class: "source" }, ...f.lines.map((entry) => row(f, entry))))),
     ),
   );
 }

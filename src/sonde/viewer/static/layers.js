@@ -1,10 +1,9 @@
 // The layers as readers: what the output layer would say at every layer, and what each component adds to a logit.
 
 import { colorScale, el, heatMap, num, percent, plural, scaleLegend, show, svg, tip } from "/static/shared.js";
-import { addChange } from "/static/changeslist.js";
 import { card } from "/static/exporting.js";
 import { unpacked } from "/static/numbers.js";
-import { current, explained, runOf, update } from "/static/state.js";
+import { addChange, current, explained, runOf, update } from "/static/state.js";
 import { visible } from "/static/text.js";
 
 export async function lensView(context) {
@@ -42,7 +41,7 @@ export async function lensView(context) {
         .reverse(),
     ),
   );
-  const code = `lens = sonde.tools.logit_lens(f, ${context.card.stream.map((p) => JSON.stringify(p)).join(", ")}, readout=f.readout)(*args)\nlens.table(f.tokenizer)`;
+  const code = () => context.python(`lens = sonde.tools.logit_lens(f, ${context.card.stream.map((p) => JSON.stringify(p)).join(", ")}, readout=${answer.readout})(*args)\nprint(lens)`);
   return el(
     "div",
     { class: "stack" },
@@ -52,7 +51,7 @@ export async function lensView(context) {
       code,
       note: "The last norm and the output layer, applied to the stream after every layer; the last layer on top. Bright cells are sure. A click looks at that layer and position.",
     }),
-    card("The best tokens by layer", el("div", { class: "scroll" }, ladder), { name: "logit-lens-table", code }),
+    card("The best tokens by layer", el("div", { class: "scroll", tabindex: "0" }, ladder), { name: "logit-lens-table", code }),
   );
 }
 
@@ -105,7 +104,7 @@ function lensGrid({ rows, columns, sure, text, pick }) {
       },
     }),
   );
-  return el("div", {}, scaleLegend(scale, false), el("div", { class: "scroll-x" }, root));
+  return el("div", {}, scaleLegend(scale, false), el("div", { class: "scroll-x", tabindex: "0" }, root));
 }
 
 const SHOWN = 14;
@@ -140,7 +139,7 @@ export async function attributionView(context) {
   const what = `${JSON.stringify(answer.token)}${answer.against === null ? "" : ` minus ${JSON.stringify(answer.against)}`}`;
   const sum = parts.reduce((all, part) => all + part.value, 0);
   const box = el("div", { class: "stack" }, el("h2", {}, "Direct logit attribution"), el("p", { class: "quiet" }, context.explainedText()));
-  const code = "sonde.tools.logit_attribution(f, ..., residual=..., readout=f.readout, metric=...)(*args)";
+  const code = () => context.python(answer.code);
   box.append(
     card(`What adds to ${what} after position ${answer.position}`, list, {
       name: "attribution",

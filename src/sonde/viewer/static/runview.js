@@ -1,7 +1,7 @@
 // A training run while it goes on, or after it was killed: its loss, any of its numbers, families of layers over depth
 // and time, and alerts on the time line. Other runs on the page are drawn over it.
 
-import { buildTree, el, heatMap, plural, show } from "/static/shared.js";
+import { buildTree, el, heatMap, num, plural, show } from "/static/shared.js";
 import { card } from "/static/exporting.js";
 import { unpacked } from "/static/numbers.js";
 import { current, update } from "/static/state.js";
@@ -38,9 +38,6 @@ export class RunPage {
 
   async start() {
     document.querySelector(".side-head label").textContent = "Numbers";
-    document.getElementById("text").hidden = true;
-    document.getElementById("changes").hidden = true;
-    document.getElementById("views").replaceChildren();
     await this.look();
   }
 
@@ -140,6 +137,7 @@ export class RunPage {
     const parts = [
       el("div", { class: "section-head" }, el("h2", {}, this.names.join(", ") || "Nothing was written yet"), el("div", { class: "switch" }, ...beside, el("label", { class: "inline" }, log, "logarithmic"))),
       card("Over the steps", [legend, holder, this.atStep], { name: `${this.name}-steps`, note: "Zoom with the wheel or + and −, pan by dragging or with the arrow keys, 0 shows all. A click shows the numbers of a step.", code: this.code() }),
+      (this.stepHolder ??= el("div", {})),
       this.alertList(info),
     ];
     this.familyHolder = el("div", {});
@@ -162,6 +160,22 @@ export class RunPage {
       return `step ${show(line.x[best])}: ${name} ${Number.isFinite(line.y[best]) ? show(line.y[best]) : "not finite"}`;
     });
     this.atStep.textContent = told.join("; ");
+    this.report(step);
+  }
+
+  // Everything that was written at a step, what is wrong there, and the reports and bundles beside the run.
+  async report(step) {
+    const answer = await this.context.connection.ask("step", { subject: this.name, step: Math.round(step) });
+    const row = ([name, value]) => el("tr", {}, el("th", { scope: "row", class: "mono" }, el("button", { class: "link", type: "button", on: { click: () => update({ series: [name] }) } }, name)), el("td", {}, num(value) - num(value) === 0 ? show(value) : "not finite"));
+    const beside = this.context.cards.filter((entry) => entry.kind === "report" || entry.about);
+    const link = (entry) => el("button", { class: "link", type: "button", on: { click: () => update({ subject: entry.name, runs: [], series: [] }) } }, entry.name);
+    this.stepHolder.replaceChildren(
+      card(`Step ${show(answer.step)}`, [
+        ...answer.alerts.map((alert) => el("p", {}, el("span", { class: "badge warning" }, alert.rule), ` ${alert.text}`)),
+        ...(beside.length ? [el("p", {}, "Written beside this run: ", ...beside.map(link))] : []),
+        el("div", { class: "scroll", tabindex: "0" }, el("table", {}, el("tbody", {}, ...Object.entries(answer.values).map(row)))),
+      ], { name: `${this.name}-step-${answer.step}`, code: `import json\nrows = [json.loads(line) for line in open(${JSON.stringify(this.name)})]\nstep = next(row for row in rows if row["step"] == ${answer.step})` }),
+    );
   }
 
   alertList(info) {
@@ -192,10 +206,18 @@ export class RunPage {
     this.frame = { from: Math.max(steps?.[0] ?? 0, alert.step - span / 2), to: Math.min(steps?.[steps.length - 1] ?? alert.step, alert.step + span / 2) };
     this.drawn = "";
     update({ series: [alert.name] });
-    this.changed();
+    this.lookNow();
   }
 
-  changed() {
+  changed(now, before) {
+    if (JSON.stringify([now.series, now.runs]) !== JSON.stringify([before.series, before.runs])) this.lookNow();
+  }
+
+  resized() {
+    this.draw();
+  }
+
+  lookNow() {
     clearTimeout(this.timer);
     this.shown = JSON.stringify(current().series);
     this.look();

@@ -2,23 +2,22 @@
 // what the next change is about.
 
 import { colorScale, el, histogram, num, paint, percent, plural, scaleLegend, show, tip } from "/static/shared.js";
-import { addChange } from "/static/changeslist.js";
 import { card } from "/static/exporting.js";
 import { rangeOf, unpacked } from "/static/numbers.js";
-import { activeChanges, current, explained, runOf, update } from "/static/state.js";
+import { activeChanges, addChange, current, explained, runOf, update } from "/static/state.js";
 import { visible } from "/static/text.js";
 
 const WIDEST = 900;
 
-// The axes that are drawn at first: positions down, units across, and a picture for each head.
-export function firstAxes(axes) {
-  const n = axes.length;
-  const across = n - 1;
-  let down = axes.indexOf("length");
-  if (down === across || down < 0) down = axes.findIndex((name, i) => i < across && name !== "batch");
-  if (down < 0) down = n > 1 ? n - 2 : -1;
-  const each = axes.findIndex((name, i) => name.endsWith("heads") && i !== down && i !== across);
-  return { down, across, each };
+// Python that makes the numbers of the picture.
+function codeOf({ path, call }, reads) {
+  const name = JSON.stringify(path);
+  if (current().show !== "gradient") return `_, records = sonde.capture(f, ${name})(*args)\nvalue = records[${name}].values[${call}]`;
+  const { at, token, against } = current();
+  const logit = (id) => `logits[0, ${at}, ${id}]`;
+  const metric = token === null ? `logits[0, ${at}].max()` : logit(token);
+  const explain = !reads ? "" : `, metric=lambda logits: ${metric}${against === null ? "" : ` - ${logit(against)}`}`;
+  return `_, records = sonde.tools.site_gradients(f, ${name}${explain})(*args)\ngradient = records[${name}].grads[${call}]`;
 }
 
 export async function siteView(context) {
@@ -99,13 +98,13 @@ function statisticsCard(facts, context) {
   const path = JSON.stringify(facts.path);
   return card("Distribution", body, {
     name: `${facts.path}-histogram`,
-    code: `_, records = sonde.capture(f, ${path})(*args)\nsonde.tools.summarize(f, ${path})(*args)`,
+    code: () => context.python(`print(sonde.tools.summarize(f, ${path})(*args))`),
   });
 }
 
 async function pictureCard(context, facts, place, shown) {
-  const axes = facts.axes;
-  const chosen = { ...firstAxes(axes), index: facts.shape.map(() => 0) };
+  const { rows, columns, each } = facts.drawn;
+  const chosen = { down: rows, across: columns, each: each ?? -1, index: facts.shape.map(() => 0) };
   const selection = new Map(); // by axis, the index that a click chose
   const body = el("div", {});
   const actions = el("div", { class: "actions" });
@@ -147,7 +146,7 @@ async function pictureCard(context, facts, place, shown) {
   const path = JSON.stringify(facts.path);
   return card({ value: "Value", gradient: "Gradient", change: "What changed" }[state.show], [body, actions], {
     name: facts.path,
-    code: `_, records = sonde.capture(f, ${path})(*args)\nrecords[${path}].values[${facts.call}]`,
+    code: () => context.python(codeOf(facts, context.tokens.length > 0)),
   });
 }
 

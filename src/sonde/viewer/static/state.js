@@ -17,23 +17,34 @@ const USUAL = {
   show: "value", // or "gradient", "change"
   runs: [],
   series: [],
+  feature: null, // of the dictionary at the path
+  find: "", // the text that features are searched for
+  graph: {}, // how the graph is pruned, pinned, grouped and laid out
 };
 
+const saved = document.getElementById("saved"); // a saved page begins where it was saved
+const hasAddress = location.protocol !== "about:"; // a frame in a notebook has none of its own
+const first = saved ? (JSON.parse(saved.textContent).state ?? {}) : {};
 let state = read();
 const listeners = [];
 
 function read() {
   try {
     const text = decodeURIComponent(location.hash.slice(1));
-    return { ...USUAL, ...(text ? JSON.parse(text) : {}) };
+    return { ...USUAL, ...(text ? JSON.parse(text) : first) };
   } catch {
     return { ...USUAL }; // a hand-made address
   }
 }
 
+// What is not as usual.
+export function special(full = state) {
+  return Object.fromEntries(Object.entries(full).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(USUAL[name])));
+}
+
 function written(full) {
-  const told = Object.entries(full).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(USUAL[name]));
-  return told.length ? `#${encodeURIComponent(JSON.stringify(Object.fromEntries(told)))}` : "#";
+  const told = special(full);
+  return Object.keys(told).length ? `#${encodeURIComponent(JSON.stringify(told))}` : "#";
 }
 
 export function current() {
@@ -46,7 +57,7 @@ export function update(some, { replace = false } = {}) {
   state = { ...state, ...some };
   const address = written(state);
   if (address === written(before)) return;
-  if (location.protocol !== "about:") history[replace ? "replaceState" : "pushState"](null, "", address);
+  if (hasAddress) history[replace ? "replaceState" : "pushState"](null, "", address);
   for (const listener of listeners) listener(state, before);
 }
 
@@ -62,6 +73,28 @@ function returned() {
 
 addEventListener("popstate", returned);
 addEventListener("hashchange", () => written(read()) !== written(state) && returned());
+
+// The lists of changes that were left, and those that were undone.
+const [past, undone] = [[], []];
+
+export function putChanges(changes) {
+  past.push(state.changes);
+  undone.length = 0;
+  update({ changes });
+}
+
+export function addChange(change) {
+  putChanges([...state.changes, { on: true, ...change }]);
+}
+
+export const undo = { possible: () => past.length > 0, act: () => step(past, undone) };
+export const redo = { possible: () => undone.length > 0, act: () => step(undone, past) };
+
+function step(from, to) {
+  if (!from.length) return;
+  to.push(state.changes);
+  update({ changes: from.pop() });
+}
 
 // The changes that are switched on, without what only the page needs.
 export function activeChanges() {

@@ -1,10 +1,9 @@
 // A sweep: every head or layer is changed, one at a time, while a bar shows how far it is.
 
 import { el, heatMap, num, show } from "/static/shared.js";
-import { addChange } from "/static/changeslist.js";
 import { card } from "/static/exporting.js";
 import { rowsOf, unpacked } from "/static/numbers.js";
-import { current, explained, runOf, update } from "/static/state.js";
+import { addChange, current, explained, runOf, update } from "/static/state.js";
 
 const KINDS = [["ablate", "zero"], ["mean", "its mean"], ["patch", "its value for the other prompt"]];
 let last = null; // the last result stays, with what it was about
@@ -107,7 +106,7 @@ export async function sweepView(context) {
           pick: (i, j) => addChange(chosen(i, j)),
         }),
         list,
-      ], { name: "sweep", code: answer.code || undefined, note: `${about} Unchanged it is ${show(base)}. A click makes that change.` }),
+      ], { name: "sweep", code: () => context.python(answer.code), note: `${about} Unchanged it is ${show(base)}. A click makes that change.` }),
     );
   }
   draw();

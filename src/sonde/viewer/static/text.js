@@ -139,7 +139,7 @@ export function nextTokens(reading, explain) {
   return el(
     "div",
     { class: "nexts" },
-    el("h3", {}, "Next after ", el("span", { class: "mono" }, visible(position.text)), el("span", { class: "quiet" }, ` position ${chosen}`)),
+    el("h2", { class: "small" }, "Next after ", el("span", { class: "mono" }, visible(position.text)), el("span", { class: "quiet" }, ` position ${chosen}`)),
     list,
   );
 }
