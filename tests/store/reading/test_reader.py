@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 
+import jax
 import numpy as np
 import pytest
 from rich.console import Console
@@ -261,3 +262,23 @@ def test_a_fork_of_a_process_that_read(kept):
         [sys.executable, "-W", "ignore", "-c", FORK, kept.folder], capture_output=True, text=True, timeout=60
     )
     assert done.stdout.splitlines() == ["StoreError this process was forked from one that has used a store"] * 3
+
+
+@pytest.mark.parametrize("place", ["device", "sharding"])
+def test_minibatches_on_a_device(kept, place):
+    device = jax.devices()[-1]
+    mesh = jax.make_mesh((2,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    wanted = device if place == "device" else jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
+    options = {"shuffle": True, "seed": 3, "epochs": 2}
+    plain, placed = kept.batches(8, **options), kept.batches(8, device=wanted, **options)
+    drawn = []
+    for _ in range(5):
+        drawn.append(next(placed))
+        next(plain)
+        assert placed.get_state() == plain.get_state()  # not of those that are on their way
+    assert all(x.devices() == ({device} if place == "device" else set(mesh.devices.flat)) for x in drawn[0].values())
+    again = kept.batches(8, device=wanted, **options)
+    again.set_state(plain.get_state())
+    for x, y, z in zip(plain, placed, again, strict=True):
+        np.testing.assert_array_equal(x["a/h"], y["a/h"])
+        np.testing.assert_array_equal(x["a/h"], z["a/h"])

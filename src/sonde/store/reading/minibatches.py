@@ -8,7 +8,9 @@ order of rows depends only on the seed, the sizes and the store.
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 import operator
@@ -17,6 +19,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from sonde.store.format.folder import tensorstore
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 WINDOW_BYTES = 1 << 28
 BLOCKS = 16  # in a window
+AHEAD = 2  # minibatches on their way to a device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +60,7 @@ class _Window:
             np.take(self.rows[name], self.order[first:last], axis=0, out=out, mode="clip")
 
 
-class Minibatches(Iterator[dict[str, np.ndarray]]):
+class Minibatches(Iterator[dict[str, Any]]):
     """An iterator over minibatches; made by `Store.batches`."""
 
     def __init__(
@@ -71,6 +75,7 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
         epochs: int | None,
         process: int,
         processes: int,
+        device: jax.Device | jax.sharding.Sharding | None,
     ) -> None:
         size, row_axes, process, processes = map(operator.index, (size, row_axes, process, processes))
         least = (size, row_axes, *(n for n in (window, epochs) if n is not None))
@@ -98,7 +103,9 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
         self._blocks = [(start, min(start + block, lead[0])) for start in range(0, lead[0], block)]
         self._process, self._processes = process, processes
         self._per_window = max(whole // block, 1)
-        self._state = Position()
+        self._state = self._next = Position()  # of what was returned last, and of what is drawn next
+        self._device = device
+        self._ahead: collections.deque[tuple[dict[str, jax.Array], Position]] = collections.deque()
         self._lock = threading.Lock()
         told = identity, list(leads.items()), size, seed, block, self._per_window, process, processes
         self._order_id = hashlib.sha256(repr(told).encode()).hexdigest()[:16]
@@ -113,21 +120,39 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
     def __iter__(self) -> Minibatches:
         return self
 
-    def __next__(self) -> dict[str, np.ndarray]:
+    def __next__(self) -> dict[str, Any]:
         tensorstore()  # raises an error in a fork, whose thread would not read
         with self._lock:  # several threads may draw from one iterator
-            return self._next()
+            if self._device is None:
+                batch = self._drawn()
+                self._state = self._next
+                return batch
+            with contextlib.suppress(StopIteration):
+                while len(self._ahead) <= AHEAD:
+                    self._ahead.append((self._placed(self._drawn()), self._next))
+            if not self._ahead:
+                raise StopIteration
+            batch, self._state = self._ahead.popleft()
+            return batch
 
-    def _next(self) -> dict[str, np.ndarray]:
-        if self._epochs is not None and self._state.epoch >= self._epochs:
+    def _placed(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+        """A minibatch on its way to the device; under `jax.distributed`, the rows of this process of a global one."""
+        if isinstance(self._device, jax.sharding.Sharding) and not self._device.is_fully_addressable:
+            sharding = self._device
+            return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
+        return jax.device_put(batch, self._device)
+
+    def _drawn(self) -> dict[str, np.ndarray]:
+        at = self._next
+        if self._epochs is not None and at.epoch >= self._epochs:
             raise StopIteration
-        ends, total = self._window_ends(self._state.epoch)
-        start, stop = self._state.batch * self._size, (self._state.batch + 1) * self._size
+        ends, total = self._window_ends(at.epoch)
+        start, stop = at.batch * self._size, (at.batch + 1) * self._size
         if stop > total:
             if total < self._size:
                 raise StopIteration
-            self._state = Position(self._state.epoch + 1)
-            return self._next()
+            self._next = Position(at.epoch + 1)
+            return self._drawn()
         first, last = np.searchsorted(ends, [start, stop - 1], side="right")
         batch = {name: np.empty((self._size, *a.shape[self._axes :]), a.dtype) for name, a in self._arrays.items()}
         for number in range(int(first), int(last) + 1):
@@ -136,7 +161,7 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
             window = self._window(number, len(ends))
             for name, rows in batch.items():
                 window.taken(name, low - before, high - before, rows[low - start : high - start])
-        self._state = Position(self._state.epoch, self._state.batch + 1)
+        self._next = Position(at.epoch, at.batch + 1)
         return batch
 
     def get_state(self) -> dict[str, int | str]:
@@ -158,7 +183,9 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
                 "set_state: the state is of an iterator over another store, or with other arguments (size, patterns, "
                 "shuffle, window, axes, process, processes): its rows come in another order"
             )
-        self._state = Position(epoch, batch)
+        with self._lock:
+            self._state = self._next = Position(epoch, batch)
+            self._ahead.clear()
 
     # -- windows -------------------------------------------------------------------------------------------------------
 
@@ -179,7 +206,7 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
 
     def _window(self, number: int, n_windows: int) -> _Window:
         """A window of this pass; meanwhile the next one is read, into the memory of earlier ones."""
-        at = self._state.epoch, number
+        at = self._next.epoch, number
         after = (at[0], at[1] + 1) if at[1] + 1 < n_windows else (at[0] + 1, 0)
         for known in [known for known in self._windows if known not in (at, after)]:
             reading = self._windows.pop(known)

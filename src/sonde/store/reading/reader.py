@@ -6,6 +6,7 @@ import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from sonde._array_text import describe
@@ -208,6 +209,7 @@ class Store(_Arrays):
         epochs: int | None = 1,
         process: int = 0,
         processes: int = 1,
+        device: jax.Device | jax.sharding.Sharding | None = None,
     ) -> Minibatches:
         """Minibatches for training: random rows from long reads, with bounded memory.
 
@@ -222,6 +224,8 @@ class Store(_Arrays):
             epochs: How many passes over the store; None for no end.
             process: Which part of the store to read, when several processes train together.
             processes: How many there are.
+            device: A device, or a sharding, to which the next minibatches are copied while this one is used. If other
+                processes have part of the sharding, each gives its rows of a global minibatch. None for NumPy arrays.
 
         Returns:
             An iterator over dicts of arrays by path; with `get_state` and `set_state` it can be resumed.
@@ -250,6 +254,7 @@ class Store(_Arrays):
             epochs=epochs,
             process=process,
             processes=processes,
+            device=device,
         )
 
     def __repr__(self) -> str:

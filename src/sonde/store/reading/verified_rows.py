@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -121,8 +122,9 @@ class JoinedRows:
     def blocks(self, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, np.ndarray]]:
         """As those of a `RowReader`."""
         for first, last in spans:
-            for reader, start, end in zip(self._readers, self._ends, self._ends[1:]):
-                low, high = max(first, start), min(last, end)
-                if low < high:
-                    for row, data in reader.blocks([(low - start, high - start)]):
-                        yield start + row, data
+            number = bisect.bisect_right(self._ends, first) - 1
+            while number < len(self._readers) and self._ends[number] < last:
+                start, end = self._ends[number : number + 2]
+                for row, data in self._readers[number].blocks([(max(first, start) - start, min(last, end) - start)]):
+                    yield start + row, data
+                number += 1
