@@ -91,7 +91,7 @@ _MISSING: Any = object()
 _of_flax: Any = None
 
 
-def use(config: Any) -> None:
+def use(config: object) -> None:
     """Reads flags from the `config` of Flax, which was loaded."""
     global _of_flax
     _of_flax = config

@@ -137,12 +137,12 @@ def register_box(ty: type) -> None:
     )
 
 
-def is_serializable(target: Any) -> bool:
+def is_serializable(target: object) -> bool:
     """Whether `to_state_dict` knows the type of a value; values of other types are leaves."""
     return _form_of(target) is not None
 
 
-def to_state_dict(target: Any) -> Any:
+def to_state_dict(target: object) -> Any:
     """Nested dicts with string keys for a tree; a leaf stays as it is.
 
     Example:
@@ -160,7 +160,7 @@ def to_state_dict(target: Any) -> Any:
     return state
 
 
-def from_state_dict(target: Any, state: Any, name: str = ".") -> Any:
+def from_state_dict(target: object, state: object, name: str = ".") -> Any:
     """An object like `target` with the values of a state dict.
 
     Args:
@@ -182,14 +182,14 @@ def from_state_dict(target: Any, state: Any, name: str = ".") -> Any:
         return form.from_state(target, state)
 
 
-def _form_of(target: Any) -> _Form | None:
+def _form_of(target: object) -> _Form | None:
     if isinstance(target, tuple) and hasattr(target, "_fields"):
         return _NAMED_TUPLE
     form = _STATE_DICT_REGISTRY.get(type(target))
     return _form_of_flax(target) if form is None else form
 
 
-def _form_of_flax(target: Any) -> _Form | None:
+def _form_of_flax(target: object) -> _Form | None:
     """How Flax writes its own dicts and dataclasses, if it is loaded."""
     flax: Any = sys.modules.get("flax.serialization")
     is_known_to_flax = getattr(flax, "is_serializable", is_serializable)
@@ -203,13 +203,13 @@ def _form_of_flax(target: Any) -> _Form | None:
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def _restored_field(old: Any, state: Mapping[str, Any], name: str, owner: type) -> Any:
+def _restored_field(old: object, state: Mapping[str, Any], name: str, owner: type) -> Any:
     if name not in state:
         raise ValueError(f"The state dict has no field {name!r} of {owner.__name__}, at {current_path()}.")
     return from_state_dict(old, state[name], name=name)
 
 
-def restore_fields(target: Any, names: list[str], state: Mapping[str, Any]) -> dict[str, Any]:
+def restore_fields(target: object, names: list[str], state: Mapping[str, Any]) -> dict[str, Any]:
     """New values for the fields of an object, from a state dict that must have exactly these."""
     fields = {name: _restored_field(getattr(target, name), state, name, type(target)) for name in names}
     unknown = sorted(set(state) - set(names))
@@ -277,7 +277,7 @@ _STATE_DICT_REGISTRY[jax.tree_util.Partial] = _Form(  # not passed on to Flax, w
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def to_bytes(target: Any) -> bytes:
+def to_bytes(target: object) -> bytes:
     """A tree as bytes: its state dict in msgpack.
 
     Example:
@@ -289,12 +289,12 @@ def to_bytes(target: Any) -> bytes:
     return msgpack_serialize(to_state_dict(target), in_place=True)
 
 
-def from_bytes(target: Any, encoded_bytes: bytes) -> Any:
+def from_bytes(target: object, encoded_bytes: bytes) -> Any:
     """A tree of the form of `target` from bytes; with None as target, the state dict."""
     return from_state_dict(target, msgpack_restore(encoded_bytes))
 
 
-def msgpack_serialize(pytree: Any, in_place: bool = False) -> bytes:
+def msgpack_serialize(pytree: object, in_place: bool = False) -> bytes:
     """Nested dicts of arrays, numbers, strings and bytes in msgpack.
 
     Args:
@@ -316,7 +316,7 @@ def _msgpack() -> Any:
     return load("msgpack", extra="serialization", purpose="State as bytes")
 
 
-def _pack(thing: Any) -> bytes:
+def _pack(thing: object) -> bytes:
     return _msgpack().packb(thing, use_bin_type=True)
 
 
@@ -332,7 +332,7 @@ def _array_bytes(array: jax.Array | np.ndarray | np.generic) -> bytes:
     return _pack((array.shape, array.dtype.name, array.tobytes("C")))
 
 
-def _packed(thing: Any) -> Any:
+def _packed(thing: object) -> Any:
     """Packs a value that msgpack has no type for."""
     msgpack = _msgpack()
     if isinstance(thing, (np.ndarray, jax.Array)):
@@ -360,7 +360,7 @@ def _unpacked(code: int, data: bytes) -> Any:
     return msgpack.ExtType(code, data)
 
 
-def _in_pieces(tree: Any) -> Any:
+def _in_pieces(tree: object) -> Any:
     if isinstance(tree, dict):
         return {key: _in_pieces(value) for key, value in tree.items()}
     if isinstance(tree, (np.ndarray, jax.Array)) and tree.size * tree.dtype.itemsize > MAX_CHUNK_SIZE:
@@ -371,7 +371,7 @@ def _in_pieces(tree: Any) -> Any:
     return tree
 
 
-def _in_one(tree: Any) -> Any:
+def _in_one(tree: object) -> Any:
     if not isinstance(tree, dict):
         return tree
     if _CHUNKED in tree:

@@ -62,7 +62,7 @@ class ToLinen(HostOfNnx, linen.Module):
 
 
 def to_linen(
-    nnx_class: Any,
+    nnx_class: Callable[..., Any],
     *args: Any,
     metadata_fn: Callable[[Any], Any] | None = to_linen_var,
     name: str | None = None,

@@ -35,7 +35,7 @@ SONDE = Library("sonde")
 FLAX = Library("flax")
 
 
-def library_of(thing: Any) -> Library:
+def library_of(thing: object) -> Library:
     """The library of a module or of a class of modules.
 
     Raises:
@@ -51,6 +51,6 @@ def library_of(thing: Any) -> Library:
     )
 
 
-def is_linen(thing: Any) -> bool:
+def is_linen(thing: object) -> bool:
     """Whether a thing is a linen module of either library; a module class is not."""
     return not isinstance(thing, type) and hasattr(thing, "init_with_output") and hasattr(thing, "apply")

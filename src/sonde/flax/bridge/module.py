@@ -104,7 +104,7 @@ def attach(parent: Module, child: nnx.Module, name: str, priority: AttrPriority 
     setattr(parent, name, child)
 
 
-def bind(child: Any, scope: Scope | None, pending: Any) -> None:
+def bind(child: object, scope: Scope | None, pending: object) -> None:
     """Binds a module and everything in it to a scope, unless it is bound already."""
     if isinstance(child, Module) and scope is not None and child.scope is None:
         child._start(scope, pending if isinstance(pending, dict) else {})
@@ -112,7 +112,7 @@ def bind(child: Any, scope: Scope | None, pending: Any) -> None:
         fill(child, pending)
 
 
-def fill(module: nnx.Module, waiting: Any) -> None:
+def fill(module: nnx.Module, waiting: object) -> None:
     """Gives an nnx Module its pending variables."""
     if not isinstance(waiting, dict):
         return
@@ -176,7 +176,7 @@ class Module(nnx.Module, metaclass=ModuleMeta):
             value = nnx.data(value)
         super().__setattr__(name, value)
 
-    def _adopted(self, name: str, value: Any, held: Binding) -> Any:
+    def _adopted(self, name: str, value: object, held: Binding) -> Any:
         """The value to store for an attribute that is set during a run: modules in it become submodules."""
         if isinstance(value, nnx.Module) and not isinstance(value, nnx.List):
             given_name = vars(value).pop("_given_name", None)
@@ -348,7 +348,7 @@ def _streams(rngs: Seeds) -> nnx.Rngs:
     return nnx.Rngs(**rngs) if isinstance(rngs, Mapping) else nnx.Rngs(rngs)
 
 
-def _walk(node: Any, path: tuple[Any, ...], met: set[int]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def _walk(node: object, path: tuple[Any, ...], met: set[int]) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """The Variables in a module by path, each once, in the order of the attributes' priorities."""
     if isinstance(node, nnx.Variable):
         if id(node) not in met and not isinstance(node, nnx.RngState):

@@ -46,7 +46,7 @@ class HostOfNnx:
             self._store(module, library)
         return out
 
-    def _fill(self: Any, module: Any, library: Library) -> None:
+    def _fill(self: Any, module: object, library: Library) -> None:
         """Gives a new Module the variables that linen has for it."""
         nnx = library.nnx
         stored = {}
@@ -65,7 +65,7 @@ class HostOfNnx:
             )
         nnx.update(module, nnx.from_flat_state(stored))
 
-    def _store(self: Any, module: Any, library: Library) -> None:
+    def _store(self: Any, module: object, library: Library) -> None:
         as_value = self.metadata_fn or (lambda variable: variable.get_value())
         for collection, tree in to_collections(state_without_keys(module, library), as_value).items():
             self._put(collection, tree)
@@ -166,7 +166,7 @@ def method_of(host: Any, name: str) -> Any:
 
 
 def to_linen(
-    nnx_class: Any,
+    nnx_class: Callable[..., Any],
     *args: Any,
     metadata_fn: Callable[[Any], Any] | None = to_linen_var,
     name: str | None = None,

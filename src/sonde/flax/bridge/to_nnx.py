@@ -86,7 +86,7 @@ class HostOfLinen:
     to_nnx__module: Any
     to_nnx__rngs: Any
 
-    def _hold(self, module: Any, rngs: nnx.Rngs | nnx.RngStream | None) -> None:
+    def _hold(self, module: object, rngs: nnx.Rngs | nnx.RngStream | None) -> None:
         host = self._library.nnx
         if is_linen(module):
             self.to_nnx__module = module
@@ -198,7 +198,7 @@ def _as_guest(variable: nnx.Variable[Any], guest: ModuleType) -> Any:
     return kind.from_metadata(variable.get_raw_value(), metadata)
 
 
-def _guest_attributes(module: Any, library: Library, host: ModuleType) -> dict[str, Any]:
+def _guest_attributes(module: object, library: Library, host: ModuleType) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for path, variable in library.nnx.to_flat_state(library.nnx.state(module)):
         nnx_variable = translated(variable, host)

@@ -104,7 +104,7 @@ def with_partitioning(
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def _is_box(value: Any) -> bool:
+def _is_box(value: object) -> bool:
     return hasattr(value, "unbox") and hasattr(value, "replace_boxed")
 
 
@@ -168,7 +168,7 @@ def collection_of(variable: Any) -> str:
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def leaves_of(nested: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def leaves_of(nested: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """Pairs of path and value of a nested mapping; everything that is not a mapping is a value."""
     if not isinstance(nested, Mapping):
         yield path, nested
@@ -177,7 +177,7 @@ def leaves_of(nested: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[A
         yield from leaves_of(value, (*path, key))
 
 
-def put_at(nested: dict[Any, Any], path: tuple[Any, ...], value: Any) -> None:
+def put_at(nested: dict[Any, Any], path: tuple[Any, ...], value: object) -> None:
     """Sets a value in nested dicts, which are made where they are missing."""
     for key in path[:-1]:
         nested = nested.setdefault(key, {})
@@ -205,7 +205,7 @@ def to_attributes(variables: Mapping[str, Any], nnx: ModuleType) -> dict[str, An
     return _in_order(attributes)
 
 
-def _in_order(nested: Any) -> Any:
+def _in_order(nested: object) -> Any:
     """The same with sorted keys, as in states."""
     if not isinstance(nested, dict):
         return nested
@@ -251,7 +251,7 @@ def is_vanilla_variable(variable: Variable[Any]) -> bool:
     return set(variable.get_metadata()) <= Variable.required_metadata
 
 
-def state_without_keys(module: Any, library: Library) -> Any:
+def state_without_keys(module: object, library: Library) -> Any:
     """The state of an nnx module, without its streams of random keys, as nested dicts of Variables."""
     nnx = library.nnx
     flat = nnx.to_flat_state(nnx.state(module))

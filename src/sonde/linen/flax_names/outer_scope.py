@@ -14,7 +14,7 @@ from sonde.linen.variables.rng import Stream
 from sonde.linen.variables.scope import Run, Scope
 
 
-def is_flax_scope(value: Any) -> bool:
+def is_flax_scope(value: object) -> bool:
     """Whether a value is a scope of `flax.core`."""
     # Look at the class: looking up an attribute of a module would run its setup.
     return all(hasattr(type(value), name) for name in ("push", "rewound", "make_rng", "is_collection_empty"))

@@ -150,7 +150,7 @@ def describe(module: Module) -> str:
     return f"{type(module).__name__}{place}"
 
 
-def frozen_containers(value: Any, fn: Callable[[Any, str], Any], suffix: str = "") -> Any:
+def frozen_containers(value: object, fn: Callable[[Any, str], Any], suffix: str = "") -> Any:
     """Applies `fn` to the leaves of nested lists, tuples and dicts, with their keys as suffix; freezes the containers.
 
     Attributes of a module must not change from outside after `setup`, so lists become tuples and dicts FrozenDicts.
@@ -174,12 +174,12 @@ def _sorted(keys: Iterable[Any]) -> list[Any]:
         return list(keys)
 
 
-def adopt(owner: Module, attribute: str, value: Any) -> Any:
+def adopt(owner: Module, attribute: str, value: object) -> Any:
     """Makes the modules in the value of an attribute submodules of its owner, unless they have an owner."""
     scope = owner.bound_scope("adopt submodules")
     keeps_names = getattr(type(owner), "preserve_adopted_names", flag("flax_preserve_adopted_names"))
 
-    def take(leaf: Any, suffix: str) -> Any:
+    def take(leaf: object, suffix: str) -> Any:
         if not is_module(leaf) or leaf.scope is not None:
             return leaf
         name = f"{attribute}{suffix}"
@@ -205,7 +205,7 @@ def fields_of(module: Module) -> Iterator[str]:
     return (f.name for f in dataclasses.fields(module) if f.init and f.name not in ("parent", "name"))
 
 
-def clone(module: Module, *, parent: Any, deep: bool, updates: Mapping[str, Any], reset_names: bool = False) -> Any:
+def clone(module: Module, *, parent: object, deep: bool, updates: Mapping[str, Any], reset_names: bool = False) -> Any:
     """A copy of a module under another parent; `deep` copies the modules in its fields too, without their scopes."""
     return _Cloning(deep=deep, reset_names=reset_names).copy(module, parent, updates)
 
@@ -218,7 +218,7 @@ class _Cloning:
         self._renamed: dict[str, Any] = {"name": None} if reset_names else {}
         self._copies: dict[int, Any] = {}
 
-    def copy(self, source: Module, parent: Any, changes: Mapping[str, Any]) -> Any:
+    def copy(self, source: Module, parent: object, changes: Mapping[str, Any]) -> Any:
         values = {name: getattr(source, name) for name in fields_of(source)}
         if self._deep:
             for name, value in values.items():
@@ -226,13 +226,13 @@ class _Cloning:
                     values[name] = frozen_containers(value, self._below)
         return type(source)(**{"name": source.name, **values, "parent": parent, **changes})
 
-    def _below(self, leaf: Any, _: str) -> Any:
+    def _below(self, leaf: object, _: str) -> Any:
         if is_module(leaf) and id(leaf) not in self._copies:
             self._copies[id(leaf)] = self.copy(leaf, None, self._renamed)
         return self._copies.get(id(leaf), leaf)
 
 
-def contains(value: Any, is_wanted: Callable[[Any], bool]) -> bool:
+def contains(value: object, is_wanted: Callable[[Any], bool]) -> bool:
     """Whether a value, or an element of its nested containers, is wanted."""
     if isinstance(value, (list, tuple)):
         return any(contains(v, is_wanted) for v in value)
@@ -241,7 +241,7 @@ def contains(value: Any, is_wanted: Callable[[Any], bool]) -> bool:
     return is_wanted(value)
 
 
-def contains_module(value: Any) -> bool:
+def contains_module(value: object) -> bool:
     """Whether a value is a module, or holds one in nested containers."""
     return contains(value, is_module)
 

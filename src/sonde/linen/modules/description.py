@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from sonde.linen.modules.module import Module
 
 
-def short(value: Any) -> str:
+def short(value: object) -> str:
     """A value as errors show it: its text if that is short, else its class."""
     text = repr(value)
     return text if len(text) < 80 and "\n" not in text else type(value).__name__
@@ -36,7 +36,7 @@ def description(module: Module, indent: int = 4) -> str:
     return "\n".join([f"{name}(", *body, ")"]) if body else f"{name}()"
 
 
-def _value_text(value: Any) -> str:
+def _value_text(value: object) -> str:
     if callable(value) and getattr(value, "__name__", None):
         return value.__name__
     return repr(value)

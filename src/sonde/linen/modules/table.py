@@ -93,7 +93,7 @@ def calls_of(
     return calls, {name: variables[name] for name in order}
 
 
-def _kept(tree: Any) -> Any:
+def _kept(tree: object) -> Any:
     """What a table keeps of arguments or outputs: shapes for arrays, and modules without their scopes."""
     return shapes_in(jax.tree.map(lambda x: x.clone(_deep_clone=True) if is_module(x) else x, tree))
 
@@ -208,7 +208,7 @@ class Row:
     vjp_flops: int = 0
 
 
-def _at(tree: Any, path: tuple[str, ...]) -> Any:
+def _at(tree: object, path: tuple[str, ...]) -> Any:
     for name in path:
         tree = tree.get(name, {}) if isinstance(tree, Mapping) else {}
     return tree
@@ -247,7 +247,7 @@ def _rows(
     return rows
 
 
-def _without(tree: Any, path: tuple[str, ...], paths: set[tuple[str, ...]]) -> Any:
+def _without(tree: object, path: tuple[str, ...], paths: set[tuple[str, ...]]) -> Any:
     """The variables of a module without those of the submodules that were called."""
     if not isinstance(tree, Mapping):
         return tree
@@ -262,7 +262,7 @@ def _without(tree: Any, path: tuple[str, ...], paths: set[tuple[str, ...]]) -> A
     return own_variables
 
 
-def _size_text(tree: Any) -> Text:
+def _size_text(tree: object) -> Text:
     from rich.text import Text
 
     count, n_bytes = size_and_bytes(tree)
@@ -288,7 +288,7 @@ def _box(box: Any) -> Text:
     return text.append(f" P({', '.join(names)}{',' if len(names) == 1 else ''})", "dim")
 
 
-def _lines(value: Any) -> list[Text]:
+def _lines(value: object) -> list[Text]:
     """The lines of a nested value, one per leaf: keys with their values indented, and a dash for each element."""
     from rich.text import Text
 
@@ -315,11 +315,11 @@ def _named(value: Mapping[Any, Any]) -> dict[str, Any]:
     return {str(key.value if isinstance(key, enum.Enum) else key): inner for key, inner in value.items()}
 
 
-def _is_empty(value: Any) -> bool:
+def _is_empty(value: object) -> bool:
     return type(value) in _EMPTY and not value
 
 
-def _is_nested(value: Any) -> bool:
+def _is_nested(value: object) -> bool:
     if meta.is_box(value):
         return False
     if dataclasses.is_dataclass(value):
@@ -327,12 +327,12 @@ def _is_nested(value: Any) -> bool:
     return isinstance(value, (Mapping, list, tuple)) and bool(value)
 
 
-def _single(value: Any) -> Any:
+def _single(value: object) -> Any:
     """The element of a list or tuple that has one; other values as they are."""
     return value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
 
 
-def _value_text(value: Any) -> Text:
+def _value_text(value: object) -> Text:
     from rich.text import Text
 
     return Text("\n").join(_lines(value))

@@ -52,7 +52,7 @@ def logical_axis_rules(rules: Rules) -> Iterator[None]:
         _rules.reset(token)
 
 
-def _mesh_axes(entry: Any) -> set[Any]:
+def _mesh_axes(entry: object) -> set[Any]:
     """The mesh axes in one entry of a PartitionSpec, or in several."""
     return set(jax.tree.leaves(entry)) - {PartitionSpec.UNCONSTRAINED}
 
@@ -95,16 +95,16 @@ def logical_to_mesh_axes(array_dim_names: Sequence[Any] | None, rules: Rules | N
     return None if array_dim_names is None else _spec(array_dim_names, _placed(array_dim_names, rules))
 
 
-def _is_spec(x: Any) -> bool:
+def _is_spec(x: object) -> bool:
     return isinstance(x, PartitionSpec)
 
 
-def logical_to_mesh(tree: Any, rules: Rules | None = None) -> Any:
+def logical_to_mesh(tree: object, rules: Rules | None = None) -> Any:
     """`logical_to_mesh_axes` on every PartitionSpec in a tree."""
     return jax.tree.map(lambda spec: logical_to_mesh_axes(tuple(spec), rules), tree, is_leaf=_is_spec)
 
 
-def logical_to_mesh_sharding(tree: Any, mesh: Mesh, rules: Rules | None = None) -> Any:
+def logical_to_mesh_sharding(tree: object, mesh: Mesh, rules: Rules | None = None) -> Any:
     """Shardings on a mesh for a tree of logical PartitionSpecs."""
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), logical_to_mesh(tree, rules), is_leaf=_is_spec)
 
@@ -124,8 +124,8 @@ def _constrain(names: Any, x: Any, *, rules: Rules, mesh: Mesh | None, fallback:
 
 
 def with_logical_constraint(
-    x: Any,
-    logical_axis_resources: Any,
+    x: object,
+    logical_axis_resources: object,
     rules: Rules | None = None,
     mesh: Mesh | None = None,
     fallback: RulesFallback = RulesFallback.AXIS_IS_UNSHARDED,
@@ -135,7 +135,7 @@ def with_logical_constraint(
     if not rules or logical_axis_resources is None:
         return x
 
-    def is_names(names: Any) -> bool:
+    def is_names(names: object) -> bool:
         axis = lambda a: a is None or isinstance(a, str) or a is PartitionSpec.UNCONSTRAINED  # noqa: E731
         return names is None or (isinstance(names, tuple) and all(map(axis, names)))
 

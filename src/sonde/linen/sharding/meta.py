@@ -54,27 +54,27 @@ class AxisMetadata(Generic[A], abc.ABC):
         """The box after a transform has removed the axis at `index`."""
 
 
-def is_box(value: Any) -> bool:
+def is_box(value: object) -> bool:
     """Whether a value is in a box."""
     return isinstance(value, AxisMetadata)
 
 
-def map_axis_meta(fn: Callable[[AxisMetadata[Any]], Any], tree: Any) -> Any:
+def map_axis_meta(fn: Callable[[AxisMetadata[Any]], Any], tree: object) -> Any:
     """Applies a function to every box in a tree and leaves everything else alone."""
     return jax.tree.map(lambda x: fn(x) if is_box(x) else x, tree, is_leaf=is_box)
 
 
-def add_axis(tree: Any, index: int, params: Mapping[Any, Any]) -> Any:
+def add_axis(tree: object, index: int, params: Mapping[Any, Any]) -> Any:
     """Updates every box in a tree for an inserted axis."""
     return map_axis_meta(lambda box: box.add_axis(index, params), tree)
 
 
-def remove_axis(tree: Any, index: int, params: Mapping[Any, Any]) -> Any:
+def remove_axis(tree: object, index: int, params: Mapping[Any, Any]) -> Any:
     """Updates every box in a tree for a removed axis."""
     return map_axis_meta(lambda box: box.remove_axis(index, params), tree)
 
 
-def unbox(tree: Any) -> Any:
+def unbox(tree: object) -> Any:
     """A tree with every box replaced by its value.
 
     Example:
@@ -93,7 +93,7 @@ def replace_boxed(tree: Any, updates: Any) -> Any:
     return jax.tree.map(put_in, tree, updates, is_leaf=is_box)
 
 
-def boxed_like(tree: Any, updates: Any) -> Any:
+def boxed_like(tree: object, updates: object) -> Any:
     """As `replace_boxed`, but a tree without boxes may have any form; the updates are then returned as they are."""
     has_boxes = any(map(is_box, jax.tree.leaves(tree, is_leaf=is_box)))
     return replace_boxed(tree, updates) if has_boxes else updates
@@ -224,15 +224,15 @@ def _leaf_spec(x: Any) -> PartitionSpec | None:
     return PartitionSpec() if hasattr(x, "shape") else None
 
 
-def get_partition_spec(tree: Any) -> Any:
+def get_partition_spec(tree: object) -> Any:
     """A tree of PartitionSpecs: of the boxes where there are any, empty for other arrays, None for other leaves."""
     return jax.tree.map(_leaf_spec, tree, is_leaf=is_box)
 
 
-def get_sharding(tree: Any, mesh: Mesh) -> Any:
+def get_sharding(tree: object, mesh: Mesh) -> Any:
     """A tree of shardings on a mesh, made from the PartitionSpecs."""
 
-    def sharding(x: Any) -> Any:
+    def sharding(x: object) -> Any:
         of_box = getattr(x, "get_sharding", None)
         spec = None if of_box else _leaf_spec(x)
         return of_box(mesh) if of_box else None if spec is None else NamedSharding(mesh, spec)

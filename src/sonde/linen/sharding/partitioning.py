@@ -93,11 +93,11 @@ class PartitionedVariable(Variable[Any]):
     def value(self, value: Any) -> None:
         Variable.value.fset(self, self._constrained(value))  # pyright: ignore[reportOptionalCall]
 
-    def _constrained(self, value: Any) -> Any:
+    def _constrained(self, value: object) -> Any:
         return _constrained(value, self.axes, self.fallback)
 
 
-def _constrained(value: Any, axes: AxesNames, fallback: RulesFallback = RulesFallback.AXIS_IS_UNSHARDED) -> Any:
+def _constrained(value: object, axes: AxesNames, fallback: RulesFallback = RulesFallback.AXIS_IS_UNSHARDED) -> Any:
     return with_logical_constraint(value, axes, fallback=fallback) if axes else value
 
 
@@ -158,7 +158,7 @@ def param_with_axes(
     return value if axes is None else name_axes(module, name, value, axes)
 
 
-def name_axes(module: Module, name: str, value: Any, axes: AxesNames) -> Any:
+def name_axes(module: Module, name: str, value: object, axes: AxesNames) -> Any:
     """Notes the names of a parameter's axes, and returns its value, constrained by them."""
     value = _constrained(value, axes)
     _note(module, "params", name, axes)
@@ -197,20 +197,20 @@ def variable_with_axes(
     return partitioned
 
 
-def _is_names(names: Any) -> bool:
+def _is_names(names: object) -> bool:
     return isinstance(names, tuple) and all(name is None or isinstance(name, str) for name in names)
 
 
-def _map_names(fn: Callable[[tuple[Any, ...]], Any], tree: Any) -> Any:
+def _map_names(fn: Callable[[tuple[Any, ...]], Any], tree: object) -> Any:
     """Applies a function to the names in every `AxisMetadata` of a tree."""
 
-    def in_box(box: Any) -> Any:
+    def in_box(box: object) -> Any:
         return AxisMetadata(jax.tree.map(fn, box.names, is_leaf=_is_names)) if isinstance(box, AxisMetadata) else box
 
     return jax.tree.map(in_box, tree, is_leaf=lambda x: isinstance(x, AxisMetadata))
 
 
-def get_axis_names(axes_metadata: Any) -> Any:
+def get_axis_names(axes_metadata: object) -> Any:
     """The names in a collection such as `params_axes` as PartitionSpecs, under the names of the variables."""
     if isinstance(axes_metadata, AxisMetadata):
         return jax.tree.map(lambda names: PartitionSpec(*names), axes_metadata.names, is_leaf=_is_names)

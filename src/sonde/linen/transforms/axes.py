@@ -66,18 +66,18 @@ def group(variable_axes: Mapping[Any, Any]) -> Grouped:
     )
 
 
-def axes_of_leaves(axes: Axes, tree: Any) -> list[Any]:
+def axes_of_leaves(axes: Axes, tree: object) -> list[Any]:
     """The axis of every leaf of a tree, where `axes` is a tree prefix of axes, which may include None."""
     axis_of_each: list[Any] = []
 
-    def note(axis: int | _Broadcast | None, part: Any) -> None:
+    def note(axis: int | _Broadcast | None, part: object) -> None:
         axis_of_each.extend([axis] * len(jax.tree.leaves(part)))
 
     jax.tree.map(note, axes, tree, is_leaf=lambda a: a is None)
     return axis_of_each
 
 
-def common_size(axes: Axes, tree: Any, *, given: int | None, what: str, where: str, option: str) -> int:
+def common_size(axes: Axes, tree: object, *, given: int | None, what: str, where: str, option: str) -> int:
     """The length of the mapped axes of all leaves.
 
     Raises:

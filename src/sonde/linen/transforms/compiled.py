@@ -37,7 +37,7 @@ def jit(
     static_argnums: int | Iterable[int] = (),
     static_argnames: str | Iterable[str] = (),
     donate_argnums: int | Iterable[int] = (),
-    device: Any = None,
+    device: object = None,
     backend: str | None = None,
     methods: Methods = None,
 ) -> Any:
@@ -130,7 +130,7 @@ def _jit(
     static_argnums: int | Iterable[int],
     static_argnames: str | Iterable[str],
     donate_argnums: int | Iterable[int],
-    device: Any,
+    device: object,
     backend: str | None,
     compiled: dict[str, Callable[..., Any]],
 ) -> Any:
@@ -206,7 +206,7 @@ def _own_streams(bridge: Bridge, label: str, variables: Filter, rngs: Filter) ->
             scope.streams = streams
 
 
-def _weakly(value: Any) -> Any:
+def _weakly(value: object) -> Any:
     """A weak reference to a function or class, for a key: it may itself refer to the transform that holds the key."""
     return None if value is None else weakref.ref(value)
 
@@ -237,7 +237,7 @@ class _Copy:
         return hash(type(self.value))
 
 
-def fingerprint(value: Any, bridge: Bridge) -> Any:
+def fingerprint(value: object, bridge: Bridge) -> Any:
     """A hashable key that is equal for two modules (or variables) that behave the same on the same variables."""
     if isinstance(value, Module):
         fields = tuple((name, fingerprint(getattr(value, name), bridge)) for name in attach.fields_of(value))
@@ -264,7 +264,7 @@ def fingerprint(value: Any, bridge: Bridge) -> Any:
     return _hashable(value)
 
 
-def _hashable(value: Any) -> Any:
+def _hashable(value: object) -> Any:
     try:
         hash(value)
     except TypeError:

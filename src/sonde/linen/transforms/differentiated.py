@@ -76,7 +76,7 @@ def vjp(
     return (output, backward, aux) if has_aux else (output, backward)
 
 
-def _call_backward(pullback: Callable[..., Any], multi_scope: bool, cotangent: Any) -> Any:
+def _call_backward(pullback: Callable[..., Any], multi_scope: bool, cotangent: object) -> Any:
     of_variables, *of_arguments = pullback(cotangent)
     return (_alone(of_variables, multi_scope), *of_arguments)
 

@@ -128,7 +128,7 @@ class Lifting:
             scope.counts.restore(snapshot)
 
 
-def _sorted(tree: Any) -> Any:
+def _sorted(tree: object) -> Any:
     """A tree of dicts with its names sorted: the order that variables have when they come out of a transform of JAX."""
     if type(tree) is not dict:
         return tree
@@ -211,7 +211,7 @@ class Bridge:
         inner.__dict__.update(self.__dict__, scopes=list(scopes))
         return inner
 
-    def _take(self, leaf: Any) -> Any:
+    def _take(self, leaf: object) -> Any:
         if not is_bound(leaf):
             return leaf
         self._taken.append(leaf)
@@ -287,11 +287,11 @@ class Bridge:
         return copied
 
 
-def _is_slot(leaf: Any) -> bool:
+def _is_slot(leaf: object) -> bool:
     return isinstance(leaf, Static) and isinstance(leaf.value, _Position)
 
 
-def _check_output(output: Any, module: Module, fn: Callable[..., Any]) -> None:
+def _check_output(output: object, module: Module, fn: Callable[..., Any]) -> None:
     for leaf in jax.tree.leaves(output, is_leaf=is_bound):
         if is_bound(leaf):
             raise TransformedMethodReturnValueError(

@@ -218,7 +218,7 @@ def _first_run(
             ) from error
 
 
-def _pair(output: Any, where: str) -> tuple[Any, Any]:
+def _pair(output: object, where: str) -> tuple[Any, Any]:
     if not isinstance(output, (tuple, list)) or len(output) != 2:
         raise TypeError(
             f"{where}: the body must return a pair (carry, output of the iteration), got {type(output).__name__}"
@@ -240,7 +240,7 @@ def _carried_on(before: tuple[dict[str, Any], ...], after: tuple[dict[str, Any],
     return result
 
 
-def _names(tree: Any) -> list[str]:
+def _names(tree: object) -> list[str]:
     paths = jax.tree_util.tree_leaves_with_path(tree)
     return ["/".join(str(key_of(key)) for key in path) for path, _ in paths]
 
@@ -249,7 +249,7 @@ def _only(groups: tuple[dict[str, Any], ...], mutable: Filter) -> Any:
     return tuple({name: tree for name, tree in group.items() if matches(mutable, name)} for group in groups)
 
 
-def _move(to: int, axis: int, tree: Any) -> Any:
+def _move(to: int, axis: int, tree: object) -> Any:
     """Moves an axis of every leaf: from `axis` to the front if `to` is 0, else back."""
     return jax.tree.map(lambda x: jnp.moveaxis(x, axis, to), tree)
 
@@ -336,7 +336,7 @@ def _remat_scan(
             "only the carry"
         )
 
-    def iteration(scopes: Sequence[Scope], carry: Any) -> Any:
+    def iteration(scopes: Sequence[Scope], carry: object) -> Any:
         inner = bridge.on(scopes)
         if len(lengths) > 1:
             carry = _remat_scan(inner, body, (carry,), {}, lengths=lengths[1:], policy=policy, **options)
@@ -344,7 +344,7 @@ def _remat_scan(
             carry = run_checkpoint(inner, body, (carry,), {}, prevent_cse=False, policy=policy)
         return carry, None
 
-    def rematerialized(scopes: Sequence[Scope], carry: Any) -> Any:
+    def rematerialized(scopes: Sequence[Scope], carry: object) -> Any:
         if len(lengths) == 1:
             return iteration(scopes, carry)
         return run_checkpoint(bridge.on(scopes), iteration, (carry,), {}, prevent_cse=False, policy=policy)
@@ -367,7 +367,7 @@ def while_loop(
     cond_fn: Callable[[Any, Any], Any],
     body_fn: Callable[[Any, Any], Any],
     mdl: Module,
-    init: Any,
+    init: object,
     carry_variables: Filter = False,
     broadcast_variables: Filter = True,
     split_rngs: Mapping[Any, bool] = FrozenDict(),

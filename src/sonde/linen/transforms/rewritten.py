@@ -13,7 +13,7 @@ from sonde.linen.variables.filters import DenyList, Filter, may_overlap
 from sonde.linen.variables.frozen_dict import FrozenDict
 
 
-def _same(variables: Any) -> Any:
+def _same(variables: object) -> Any:
     return variables
 
 

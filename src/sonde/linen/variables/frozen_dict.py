@@ -86,7 +86,7 @@ class FrozenDict(Mapping[K, V]):
         return pretty_repr(self._dict, num_spaces)
 
 
-def _thawed(value: Any) -> Any:
+def _thawed(value: object) -> Any:
     if isinstance(value, FrozenDict):
         value = value._dict
     return {k: _thawed(v) for k, v in value.items()} if isinstance(value, dict) else value
@@ -133,7 +133,7 @@ def pop(x: FrozenDict[K, V] | dict[K, V], key: K) -> tuple[Any, Any]:
     raise TypeError(f"pop needs a FrozenDict or a dict, got {x!r} of type {type(x).__name__}")
 
 
-def pretty_repr(x: Any, num_spaces: int = 4) -> str:
+def pretty_repr(x: object, num_spaces: int = 4) -> str:
     """The entries of a nested dict, one per line."""
     if isinstance(x, FrozenDict):
         x = x._dict

@@ -102,7 +102,7 @@ class Counts:
 Snapshot = dict[tuple[tuple[str, ...], str], int]
 
 
-def is_key(value: Any) -> bool:
+def is_key(value: object) -> bool:
     """Whether a value is one random key, new style or raw."""
     if not isinstance(value, (jax.Array, np.ndarray)):
         return False

@@ -122,7 +122,7 @@ class Run:
         return _jax.current_trace() is self.trace
 
 
-def check_no_dead_tracers(tree: Any, collection: str, path: Path) -> None:
+def check_no_dead_tracers(tree: object, collection: str, path: Path) -> None:
     """Raises if a variable holds a tracer of a transform that has ended.
 
     Raises:
@@ -401,7 +401,7 @@ class Scope(ScopeNames):
         )
 
     def _check_shape(
-        self, name: str, value: Any, init_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, name: str, value: object, init_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         value_leaves = jax.tree.leaves(meta.unbox(value))
         # The initializer is only traced: shapes are compared, values are not computed.
@@ -433,7 +433,7 @@ class Scope(ScopeNames):
         return self.streams[name].at(self.counts.next(name)).key()
 
 
-def _ordered(tree: Mapping[str, Any], like: Any) -> dict[str, Any]:
+def _ordered(tree: Mapping[str, Any], like: object) -> dict[str, Any]:
     """A tree with its keys in the order that they have in another one; JAX sorts them."""
     if not isinstance(like, Mapping):
         return dict(tree)

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def append(values: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+def append(values: tuple[Any, ...], value: object) -> tuple[Any, ...]:
     """The default of `reduce_fn`: all values of a site in a tuple."""
     return (*values, value)
 
@@ -195,7 +195,7 @@ def silence() -> Iterator[None]:
         context.silent = before
 
 
-def _mark(scope: Scope, name: str, value: Any, tag: SownTag | None) -> None:
+def _mark(scope: Scope, name: str, value: object, tag: SownTag | None) -> None:
     state = capture_state()
     if context.silent or (state is None and tag is None):
         return
@@ -230,7 +230,7 @@ def _loops(item: Item) -> tuple[Axis, ...]:
     return tuple(axis for axis in item.view.axes if axis.kind == "scan")
 
 
-def combine(reduce_fn: Callable[[Any, Any], Any], before: Any, value: Any, loops: tuple[Axis, ...]) -> Any:
+def combine(reduce_fn: Callable[[Any, Any], Any], before: object, value: object, loops: tuple[Axis, ...]) -> Any:
     """Applies `reduce_fn` to a value with the axes of loops in front, iteration by iteration.
 
     The default gets all iterations at once, in one array. So does a function whose result grows, which no loop can
@@ -260,7 +260,7 @@ def sow(
     module: Module,
     collection: str,
     name: str,
-    value: Any,
+    value: object,
     reduce_fn: Callable[[Any, Any], Any],
     init_fn: Callable[[], Any],
 ) -> bool:
@@ -332,14 +332,14 @@ def call_with_ends(
         context.calls.pop()
 
 
-def offer(module: Module, method: str, output: Any) -> None:
+def offer(module: Module, method: str, output: object) -> None:
     """Sows the output of a method if `capture_intermediates` wants it."""
     capture_filter = module.bound_scope("capture outputs").run.capture
     if (method == "__call__") if isinstance(capture_filter, bool) else capture_filter(module, method):
         module.sow("intermediates", method, output)
 
 
-def perturb(module: Module, name: str, value: Any, collection: str) -> Any:
+def perturb(module: Module, name: str, value: object, collection: str) -> Any:
     """See `Module.perturb`."""
     scope = module.bound_scope("perturb values")
     if not scope.has(collection, name):
@@ -356,7 +356,7 @@ def perturb(module: Module, name: str, value: Any, collection: str) -> Any:
     return _perturbed(scope, name, jax.tree.map(jnp.add, value, scope.get(collection, name)))
 
 
-def _perturbed(scope: Scope, name: str, value: Any) -> Any:
+def _perturbed(scope: Scope, name: str, value: object) -> Any:
     """Marks the value as a site, where a capture can record the gradient too."""
     if context.silent or capture_state() is None:
         return value

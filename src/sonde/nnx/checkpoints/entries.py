@@ -58,7 +58,7 @@ class Entry:
         return self.leaf.replace(value) if isinstance(self.leaf, Variable) else value
 
 
-def entries_of(node: Any, only: Filter = ..., rename: Rename | None = None) -> list[Entry]:
+def entries_of(node: object, only: Filter = ..., rename: Rename | None = None) -> list[Entry]:
     """The entries of a model, a State, or a pytree of them.
 
     Args:

@@ -94,7 +94,7 @@ def _not_a_checkpoint(path: Path) -> str:
     return f"{path} is not itself an orbax checkpoint{hint}."
 
 
-def _leaves(tree: Any) -> Iterator[tuple[Name, Any]]:
+def _leaves(tree: object) -> Iterator[tuple[Name, Any]]:
     for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
         yield _name(keys), leaf
 
@@ -137,11 +137,11 @@ def _name(keys: tuple[Any, ...]) -> Name:
     return tuple(str(key_of(key)) for key in keys)
 
 
-def _pruned(tree: Any, wanted: Mapping[Name, Any]) -> Any:
+def _pruned(tree: object, wanted: Mapping[Name, Any]) -> Any:
     """The branches of a tree that lead to wanted names. A list must stay whole, because orbax counts its items."""
     needed = {name[:i] for name in wanted for i in range(len(name) + 1)}
 
-    def visit(node: Any, at: Name) -> Any:
+    def visit(node: object, at: Name) -> Any:
         if isinstance(node, dict):
             return {k: visit(v, (*at, str(k))) for k, v in node.items() if (*at, str(k)) in needed}
         return node

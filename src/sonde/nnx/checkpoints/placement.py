@@ -16,14 +16,14 @@ from jax.sharding import Sharding
 from sonde.nnx.checkpoints.fitting import is_key
 
 
-def sharding_of(wanted: Any) -> Sharding | None:
+def sharding_of(wanted: object) -> Sharding | None:
     """The sharding an array must have; None for JAX's default, and for what is not an array of JAX."""
     if isinstance(wanted, jax.ShapeDtypeStruct):
         return wanted.sharding
     return wanted.sharding if isinstance(wanted, jax.Array) and wanted.committed else None
 
 
-def _generator(keys: Any) -> Any:
+def _generator(keys: object) -> Any:
     """The random generator of keys. Found by tracing, because a ShapeDtypeStruct of keys does not say it."""
     generators: list[Any] = []
     jax.eval_shape(lambda k: generators.append(jax.random.key_impl(k)), keys)

@@ -31,7 +31,7 @@ def _format(path: str) -> ModuleType:
     return safetensors_format if _is_file(path) else orbax_format
 
 
-def _entries(path: str, node: Any, only: Filter, rename: Rename | None) -> list[Entry]:
+def _entries(path: str, node: object, only: Filter, rename: Rename | None) -> list[Entry]:
     if _is_file(path):
         new_name = rename or str
         return entries_of(node, only, lambda name: safetensors_format.dotted(new_name(name)))
@@ -40,7 +40,7 @@ def _entries(path: str, node: Any, only: Filter, rename: Rename | None) -> list[
 
 def save(
     path: PathLike,
-    node: Any,
+    node: object,
     *,
     only: Filter = ...,
     pure: bool = False,

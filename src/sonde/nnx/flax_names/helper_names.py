@@ -46,7 +46,7 @@ def first_from(*values: Any, error_msg: str) -> Any:
     raise ValueError(error_msg)
 
 
-def is_node(value: Any) -> bool:
+def is_node(value: object) -> bool:
     """Whether a value has parts that `nnx.split` visits: a Module, another Pytree, or a pytree of JAX.
 
     Example:
@@ -57,12 +57,12 @@ def is_node(value: Any) -> bool:
     return kind_of(value) in (NODE, CONTAINER)
 
 
-def is_pytree_node(value: Any) -> bool:
+def is_pytree_node(value: object) -> bool:
     """Whether a value is a pytree of JAX with parts, such as a list, but not a Module."""
     return kind_of(value) == CONTAINER
 
 
-def is_node_leaf(value: Any) -> bool:
+def is_node_leaf(value: object) -> bool:
     """Whether a value is a leaf of a state: a Variable or an array."""
     return kind_of(value) in (VARIABLE, ARRAY)
 
@@ -78,6 +78,6 @@ def tuple_init() -> tuple[Any, ...]:
     return ()
 
 
-def tuple_reduce(before: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+def tuple_reduce(before: tuple[Any, ...], value: object) -> tuple[Any, ...]:
     """Appends a value: the default `reduce_fn` of `sow`."""
     return (*before, value)

@@ -57,7 +57,7 @@ def static(value: object = _MISSING, /, **kwargs: Any) -> Any:
     return _field(False, value, kwargs)
 
 
-def _field(status: bool, value: Any, kwargs: dict[str, Any]) -> Any:
+def _field(status: bool, value: object, kwargs: dict[str, Any]) -> Any:
     # A dataclass field, because it works both in the body of a dataclass and as a marked value.
     metadata = {**kwargs.pop("metadata", {}), _DATA: status}
     if value is not _MISSING:
@@ -65,7 +65,7 @@ def _field(status: bool, value: Any, kwargs: dict[str, Any]) -> Any:
     return dataclasses.field(**kwargs, metadata=metadata)  # type: ignore[call-overload]
 
 
-def marked_value(value: Any) -> tuple[Any, bool | None]:
+def marked_value(value: object) -> tuple[Any, bool | None]:
     """The bare value, and its mark: True for data, False for static, None if it was not marked."""
     if isinstance(value, dataclasses.Field) and _DATA in value.metadata and "value" in value.metadata:
         return value.metadata["value"], value.metadata[_DATA]
@@ -109,7 +109,7 @@ def declared_in(cls: type) -> dict[str, bool]:
 
 
 def static_holds_data(
-    node: object, name: str | int, value: Any, data_inside: list[Any], *, explicit: bool, was_static: bool
+    node: object, name: str | int, value: object, data_inside: list[Any], *, explicit: bool, was_static: bool
 ) -> ValueError:
     """The error for data in a static attribute, which says what to do about it."""
     cls = type(node).__name__

@@ -64,7 +64,7 @@ class List(Module, MutableSequence[A], Generic[A]):
         if self._level is not trace_level():
             raise pytree._wrong_level(self)
 
-    def _checked(self, index: int, value: Any, status: bool | None) -> tuple[Any, bool]:
+    def _checked(self, index: int, value: object, status: bool | None) -> tuple[Any, bool]:
         """The bare value and its status."""
         value, explicit = marked_value(value)
         return value, self._status_for(index, value, status, explicit)
@@ -156,7 +156,7 @@ class List(Module, MutableSequence[A], Generic[A]):
         return layout, data, (*[items[k] for k in layout.static[: len(layout.static) - len(static)]], *static)
 
     @classmethod
-    def _blank(cls, layout: Layout, level: Any) -> Self:
+    def _blank(cls, layout: Layout, level: object) -> Self:
         blank = super()._blank(layout, level)
         blank._split(layout)
         return blank

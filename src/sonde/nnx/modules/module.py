@@ -29,7 +29,7 @@ A = TypeVar("A")
 _GUIDE = "Wrap the call: `nnx.capture(model, nnx.Intermediate)(x)` returns the output and what was recorded."
 
 
-def _append(seen: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+def _append(seen: tuple[Any, ...], value: object) -> tuple[Any, ...]:
     return (*seen, value)
 
 
@@ -238,7 +238,7 @@ def _from_bases(cls: type[Module], name: str, member: Callable[..., Any]) -> Cal
     return method
 
 
-def _is_observed(name: str, member: Any) -> bool:
+def _is_observed(name: str, member: object) -> bool:
     return isinstance(member, types.FunctionType) and (not name.startswith("_") or name == "__call__")
 
 
@@ -252,7 +252,7 @@ def _held(module: Module, name: str, variable_type: type[Variable[Any]], verb: s
     raise _taken(module, name, held, variable_type, verb)
 
 
-def _taken(module: Module, name: str, held: Any, variable_type: type[Variable[Any]], verb: str) -> ValueError:
+def _taken(module: Module, name: str, held: object, variable_type: type[Variable[Any]], verb: str) -> ValueError:
     requirement = f"of type '{variable_type.__name__}', found '{type(held).__name__}'"
     if not isinstance(held, Variable):
         requirement = f"a Variable, got {type(held).__name__}"
@@ -305,7 +305,7 @@ def set_existing_attributes(modules: list[Any], attributes: dict[str, Any], *, r
                 setattr(module, name, value)
 
 
-def iter_modules(module: Any, /, *, graph: bool | None = None) -> Iterator[tuple[PathParts, Module]]:
+def iter_modules(module: object, /, *, graph: bool | None = None) -> Iterator[tuple[PathParts, Module]]:
     """Pairs of path and Module for every Module in a model, children first, the model itself last.
 
     Args:
@@ -322,7 +322,7 @@ def iter_modules(module: Any, /, *, graph: bool | None = None) -> Iterator[tuple
             yield path, node
 
 
-def iter_module_children(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Any, Module]]:
+def iter_module_children(node: object, /, *, graph: bool | None = None) -> Iterator[tuple[Any, Module]]:
     """Pairs of name and Module for the Modules right below a node."""
     for name, child in iteration.iter_children(node, graph=graph):
         if isinstance(child, Module):

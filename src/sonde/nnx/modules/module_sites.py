@@ -114,7 +114,7 @@ def sow(
     module: Pytree,
     variable_type: type,
     name: str,
-    value: Any,
+    value: object,
     reduce_fn: Callable[[Any, Any], Any] | None,
     init_fn: Callable[[], Any],
 ) -> bool | None:
@@ -131,7 +131,7 @@ def sow(
     return True
 
 
-def _note(module: Pytree, tag: Sown, value: Any) -> None:
+def _note(module: Pytree, tag: Sown, value: object) -> None:
     """Keeps a value sown while a function is traced, until its call ends: only then does the capture get it."""
     for stack in call_stacks():
         segment = stack.segments[-1]
@@ -147,7 +147,7 @@ def noted(stack: CallStack, module: Pytree) -> Iterator[tuple[Sown, Any]]:
                 yield tag, value
 
 
-def perturb(module: Pytree, name: str, value: Any, variable_type: type) -> Any | None:
+def perturb(module: Pytree, name: str, value: object, variable_type: type) -> Any | None:
     """The value to continue with; None if no capture runs."""
     if not SESSIONS.threads or capture_state() is None:
         return None
@@ -197,14 +197,14 @@ def mark_copy(original: Pytree, copy: Pytree) -> None:
         set_origin(copy, Origin(original, getattr(original, "_origin", None)))
 
 
-def mark_copies(original: Any, copy: T) -> T:
+def mark_copies(original: object, copy: T) -> T:
     """Marks all nodes of a copy that has the structure of the original; returns the copy."""
     if captures_run():
         mark_copied_nodes(walk(original, graph=True, verb="capture").nodes, copy)
     return copy
 
 
-def mark_copied_nodes(originals: Iterable[tuple[Any, Any]], copy: Any) -> None:
+def mark_copied_nodes(originals: Iterable[tuple[Any, Any]], copy: object) -> None:
     """Marks the nodes in a copy, by the paths of their originals."""
     copies = dict(walk(copy, graph=True, verb="capture").nodes)
     for path, node in originals:
@@ -212,13 +212,13 @@ def mark_copied_nodes(originals: Iterable[tuple[Any, Any]], copy: Any) -> None:
             mark_copy(node, copies[path])
 
 
-def mark_copies_of_origin(origin: Origin | None, copy: Any) -> None:
+def mark_copies_of_origin(origin: Origin | None, copy: object) -> None:
     """Marks a copy, and the nodes in it, with their origin, if it is known."""
     if origin is not None and (original := origin.ref()) is not None:
         mark_copies(original, copy)
 
 
-def origin_of(node: Any) -> Origin | None:
+def origin_of(node: object) -> Origin | None:
     """The origin that copies of a node are marked with; None when no capture runs."""
     if not captures_run() or kind_of(node) != NODE:
         return None

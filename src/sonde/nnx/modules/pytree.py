@@ -225,7 +225,7 @@ class Pytree(_Slotted, Rendered, metaclass=PytreeMeta):
         EPOCH.value = number = next_number()
         _set_stamp(self, number)
 
-    def _set_checked(self, name: str, value: Any, layout: Layout, status: bool | None) -> bool:
+    def _set_checked(self, name: str, value: object, layout: Layout, status: bool | None) -> bool:
         """Finds the status of an attribute; returns True if the assignment is done."""
         if name in self._descriptors:
             object.__setattr__(self, name, value)
@@ -239,7 +239,7 @@ class Pytree(_Slotted, Rendered, metaclass=PytreeMeta):
         _set_stamp(self, number)
         return True
 
-    def _status_for(self, name: str | int, value: Any, status: bool | None, explicit: bool | None) -> bool:
+    def _status_for(self, name: str | int, value: object, status: bool | None, explicit: bool | None) -> bool:
         """The status that an attribute gets when `value` is assigned.
 
         Raises:
@@ -295,7 +295,7 @@ class Pytree(_Slotted, Rendered, metaclass=PytreeMeta):
         return layout
 
     @classmethod
-    def _blank(cls, layout: Layout, level: Any) -> Self:
+    def _blank(cls, layout: Layout, level: object) -> Self:
         """Makes an object at a trace level without `__init__`; `_fill` sets its attributes."""
         blank = object.__new__(cls)
         _set_layout(blank, layout)
@@ -331,7 +331,7 @@ class Pytree(_Slotted, Rendered, metaclass=PytreeMeta):
         """The child at a key of a state; `KeyError` or `IndexError` if there is none."""
         return attributes(self)[key]
 
-    def _set_child(self, key: str, value: Any) -> None:
+    def _set_child(self, key: str, value: object) -> None:
         """Sets the child at a key of a state."""
         setattr(self, key, value)
 
@@ -439,7 +439,7 @@ def _wrong_level(node: Pytree) -> TraceContextError:
     )
 
 
-def check_pytree(pytree: Any) -> None:
+def check_pytree(pytree: object) -> None:
     """Checks that no static attribute of a Pytree holds data, which can happen by writing to `vars(obj)`.
 
     Raises:

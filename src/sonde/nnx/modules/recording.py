@@ -184,7 +184,7 @@ def _is_not_taken(taken: jax.Array | None) -> bool:
     return taken is not None and not isinstance(taken, _jax.Tracer) and not np.any(taken)
 
 
-def _iterations(value: Any, n_loops: int) -> Iterator[Any]:
+def _iterations(value: object, n_loops: int) -> Iterator[Any]:
     """The value of each iteration, in the order in which they ran."""
     arrays = jax.tree.leaves(value)
     if not n_loops or not arrays:

@@ -97,7 +97,7 @@ def _recorded(cls: type, name: str, method: Callable[..., Any]) -> Callable[...,
 
 
 def tabulate(
-    obj: Any,
+    obj: object,
     *input_args: Any,
     depth: int | None = None,
     method: str = "__call__",
@@ -134,7 +134,7 @@ def tabulate(
 
 
 def _rows(
-    obj: Any, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], flops: bool, vjp_flops: bool
+    obj: object, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], flops: bool, vjp_flops: bool
 ) -> list[CallInfo]:
     walked = walk(obj, graph=True, verb="tabulate")
     originals = dict(walked.nodes)
@@ -224,7 +224,7 @@ def _column(variable: Variable[Any]) -> str:
 
 
 def _render(
-    obj: Any,
+    obj: object,
     rows: list[CallInfo],
     nodes: Mapping[tuple[Any, ...], Any],
     table_kwargs: Mapping[str, Any],
@@ -259,7 +259,7 @@ def _total(variables: list[Variable[Any]]) -> str:
     return f"{size:,} ({human_size(n_bytes)})" if size else ""
 
 
-def _sizes(node: Any, column: str) -> str:
+def _sizes(node: object, column: str) -> str:
     """The Variables of one type directly below a node, by name, and the total size of all below it."""
     if not isinstance(node, Pytree):
         return ""
@@ -289,11 +289,11 @@ def _inputs(inputs: tuple[Any, Any]) -> str:
     return "\n".join([*(_lines(args) if args else []), *(_lines(kwargs) if kwargs else [])])
 
 
-def _shapes(tree: Any) -> str:
+def _shapes(tree: object) -> str:
     return "\n".join(_lines(tree))
 
 
-def _lines(tree: Any) -> list[str]:
+def _lines(tree: object) -> list[str]:
     """Arrays as `float32[2,3]`, containers line by line with what is inside them indented, the rest as it is."""
     if isinstance(tree, jax.ShapeDtypeStruct):
         return [describe(tree)]

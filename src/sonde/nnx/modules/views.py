@@ -49,7 +49,7 @@ def view(
     matches = to_predicate(only)
     unused = set(kwargs)
 
-    def set_view(path: tuple[Any, ...], value: Any) -> Any:
+    def set_view(path: tuple[Any, ...], value: object) -> Any:
         if not (isinstance(value, Pytree) and hasattr(value, "set_view") and matches(path, value)):
             return value
         method: Any = value.set_view  # type: ignore[attr-defined]
@@ -90,7 +90,7 @@ def with_attributes(
     matches = to_predicate(only)
     chosen: list[Any] = []
 
-    def choose(path: tuple[Any, ...], value: Any) -> Any:
+    def choose(path: tuple[Any, ...], value: object) -> Any:
         if isinstance(value, Module) and matches(path, value):
             chosen.append(value)
         return value
@@ -100,7 +100,7 @@ def with_attributes(
     return out
 
 
-def view_info(node: Any, /, *, only: Filter = ..., graph: bool | None = None) -> str:
+def view_info(node: object, /, *, only: Filter = ..., graph: bool | None = None) -> str:
     """What `view` can set, by class: the parameters of `set_view` and what its docstring says about them.
 
     Args:

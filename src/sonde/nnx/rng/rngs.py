@@ -95,7 +95,7 @@ for _name in _INITIALIZERS.split():
     setattr(_KeySource, _name, _initializing(_name))
 
 
-def as_key(value: Any) -> jax.Array:
+def as_key(value: object) -> jax.Array:
     """A typed key from a seed, a typed key or an old-style one.
 
     Raises:

@@ -265,7 +265,7 @@ def _unflatten(keys: tuple[Any, ...], values: Iterable[Any]) -> State[Any, Any]:
 jax.tree_util.register_pytree_with_keys(State, _flatten_with_keys, _unflatten, _flatten)
 
 
-def _is_inner(value: Any) -> bool:
+def _is_inner(value: object) -> bool:
     return type(value) is dict or isinstance(value, Mapping)
 
 
@@ -427,7 +427,7 @@ def _like(state: Mapping[Any, Any]) -> Callable[[Any], Any]:
     return type(state) if not isinstance(state, (State, FlatState)) else State
 
 
-def _value_of(leaf: Any) -> Any:
+def _value_of(leaf: object) -> Any:
     return leaf.get_value() if isinstance(leaf, Variable) else leaf
 
 
@@ -457,7 +457,7 @@ def restore_int_paths(pure_dict: Mapping[Any, Any]) -> dict[Any, Any]:
     }
 
 
-def _replaced(leaf: Any, value: Any) -> Any:
+def _replaced(leaf: object, value: object) -> Any:
     return leaf.replace(value) if isinstance(leaf, Variable) else value
 
 

@@ -28,7 +28,7 @@ def build(
     definition: Definition,
     leaves: Iterable[Any] | None = None,
     *,
-    state: Any = None,
+    state: object = None,
     known: dict[Any, Any] | None = None,
     finish: Callable[[Path, Any], Any] | None = None,
     recreate: bool = True,
@@ -221,7 +221,7 @@ def restore(d: Definition, leaves: Iterator[Any], known: dict[Any, Any], outer: 
     return target
 
 
-def _plain_mapping(state: Any, entries: int) -> Any:
+def _plain_mapping(state: object, entries: int) -> Any:
     if type(state) is not dict:
         if isinstance(state, State):
             state = state.raw_mapping
@@ -232,7 +232,7 @@ def _plain_mapping(state: Any, entries: int) -> Any:
     return state
 
 
-def collect(definition: Definition, state: Any) -> list[Any]:
+def collect(definition: Definition, state: object) -> list[Any]:
     """The leaves of a state in the order that `build` needs.
 
     Raises:
@@ -258,7 +258,9 @@ def collect(definition: Definition, state: Any) -> list[Any]:
     return out
 
 
-def _gather(d: Definition, mapping: Any, path: Path, out: list[Any], missing: list[Path], surplus: list[Path]) -> None:
+def _gather(
+    d: Definition, mapping: object, path: Path, out: list[Any], missing: list[Path], surplus: list[Path]
+) -> None:
     """Sorts the leaves of a node or container into `out`, and paths that one side lacks into `missing` or `surplus`."""
     names, children = children_of(d)
     if type(mapping) is not dict:

@@ -41,7 +41,7 @@ def bump() -> int:
 EXPOSED: dict[int, weakref.ref[Any]] = {}
 
 
-def expose(obj: Any) -> None:
+def expose(obj: object) -> None:
     """Marks an object that may from now on change without a new number."""
     key = id(obj)
     if key not in EXPOSED:

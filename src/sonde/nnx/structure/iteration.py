@@ -15,7 +15,7 @@ from sonde.nnx.structure.value_kinds import CONTAINER, NODE, is_object, kind_of
 from sonde.nnx.structure.walk import not_a_tree, walk
 
 
-def iter_graph(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[PathParts, Any]]:
+def iter_graph(node: object, /, *, graph: bool | None = None) -> Iterator[tuple[PathParts, Any]]:
     """Pairs of path and value for everything in a model, the model itself last.
 
     Args:
@@ -33,7 +33,7 @@ def iter_graph(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Pat
     return iter(pairs)
 
 
-def iter_nodes(node: Any, *, graph: bool | None, verb: str) -> Iterator[tuple[PathParts, Any]]:
+def iter_nodes(node: object, *, graph: bool | None, verb: str) -> Iterator[tuple[PathParts, Any]]:
     """Pairs of path and node for every Pytree and Module in a model, children first."""
     return iter(walk(node, graph=resolve(graph), verb=verb).nodes)
 
@@ -56,7 +56,7 @@ def iter_children(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[
             yield name, value
 
 
-def find_duplicates(node: Any, /, *, only: Filter = ...) -> list[list[PathParts]]:
+def find_duplicates(node: object, /, *, only: Filter = ...) -> list[list[PathParts]]:
     """Groups of paths at which the same node or Variable is found.
 
     Args:
@@ -73,7 +73,7 @@ def find_duplicates(node: Any, /, *, only: Filter = ...) -> list[list[PathParts]
     paths_of: dict[int, list[PathParts]] = {}
     opened: set[int] = set()
 
-    def look(value: Any, path: PathParts) -> None:
+    def look(value: object, path: PathParts) -> None:
         if is_object(value):
             if matches(path, value):
                 paths_of.setdefault(id(value), []).append(path)

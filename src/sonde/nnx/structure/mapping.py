@@ -91,7 +91,7 @@ def with_vars(
     entries = {name: value for name, value in (("hijax", hijax), ("ref", ref)) if value is not None}
     chosen = to_predicate(only)
 
-    def changed(path: PathParts, leaf: Any) -> Any:
+    def changed(path: PathParts, leaf: object) -> Any:
         if not isinstance(leaf, Variable) or not chosen(path, leaf):
             return leaf
         return leaf.replace(**entries) if any(leaf.get_metadata(k) != v for k, v in entries.items()) else leaf
@@ -140,7 +140,7 @@ def as_pure(tree: A) -> A:
         {'w': 1.0}
     """
 
-    def value_of(leaf: Any) -> Any:
+    def value_of(leaf: object) -> Any:
         return leaf.get_value() if isinstance(leaf, Variable) else leaf
 
     return jax.tree.map(value_of, tree, is_leaf=lambda x: isinstance(x, Variable))

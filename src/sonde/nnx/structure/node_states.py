@@ -93,12 +93,12 @@ class NodeStates:
         return f"NodeStates({self._graphdef!r}, {self.states!r}, {self.metadata!r})"
 
 
-def is_node_states(value: Any) -> bool:
+def is_node_states(value: object) -> bool:
     """Whether a value is what `to_tree` puts in place of an object."""
     return isinstance(value, NodeStates)
 
 
-def _split(context: SplitContext, path: Path, prefix: Any, value: Any) -> Any:
+def _split(context: SplitContext, path: Path, prefix: object, value: object) -> Any:
     return NodeStates.from_split(*context.split(value)) if is_object(value) else value
 
 
@@ -107,10 +107,10 @@ def _merge(context: MergeContext, path: Path, prefix: Any, value: Any) -> Any:
 
 
 def to_tree(
-    tree: Any,
+    tree: object,
     /,
     *,
-    prefix: Any = _MISSING,
+    prefix: object = _MISSING,
     split_fn: Callable[[SplitContext, Any, Any, Any], Any] = _split,
     map_non_graph_nodes: bool = False,
     ctxtag: Hashable = None,
@@ -150,10 +150,10 @@ def to_tree(
 
 
 def from_tree(
-    tree: Any,
+    tree: object,
     /,
     *,
-    prefix: Any = _MISSING,
+    prefix: object = _MISSING,
     merge_fn: Callable[[MergeContext, Any, Any, Any], Any] = _merge,
     is_node_leaf: Callable[[Any], bool] = is_node_states,
     is_leaf: Callable[[Any], bool] = is_node_states,
@@ -188,11 +188,11 @@ def from_tree(
     return structure.unflatten(made)
 
 
-def _spread(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
+def _spread(prefix: object, tree: object, is_leaf: Callable[[Any], bool]) -> list[Any]:
     """The value of a prefix for every leaf; None is a value."""
     values: list[Any] = []
 
-    def give_to_part(value: Any, part: Any) -> None:
+    def give_to_part(value: object, part: object) -> None:
         values.extend([value] * len(jax.tree.leaves(part, is_leaf=is_leaf)))
 
     jax.tree.map(give_to_part, prefix, tree, is_leaf=lambda p: p is None or hasattr(p, "map_prefix"))

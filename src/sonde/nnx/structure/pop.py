@@ -13,7 +13,7 @@ from sonde.nnx.structure.update import can_set_child
 from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
 
 
-def pop(node: Any, *filters: Filter) -> Any:
+def pop(node: object, *filters: Filter) -> Any:
     """Takes leaves out of a model and returns them as a State; with several filters, a tuple of States.
 
     A shared Variable is taken from its first path that matches, and stays at the others.
@@ -49,7 +49,7 @@ def pop(node: Any, *filters: Filter) -> Any:
 
 
 def _poppable(
-    node: Any, path: PathParts, matches: Callable[..., Any], visited: set[int], owners: list[tuple[Any, Any]]
+    node: object, path: PathParts, matches: Callable[..., Any], visited: set[int], owners: list[tuple[Any, Any]]
 ) -> Iterator[tuple[PathParts, Any]]:
     """The leaves to take, with their paths; a shared leaf at its first path that matches.
 

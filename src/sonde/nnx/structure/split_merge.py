@@ -152,7 +152,7 @@ class GraphState(MutableMapping[Any, Any], Generic[A]):
         return cls(graphdef, State(dict(zip(keys, children))))
 
 
-def state_in(given: Any) -> Any:
+def state_in(given: object) -> Any:
     """The State in a GraphState; anything else as it is."""
     return given._state if isinstance(given, GraphState) else given
 
@@ -177,7 +177,7 @@ def split(node: A, only: Filter, /, *, graph: bool | None = None) -> tuple[Graph
 def split(
     node: A, first: Filter, second: Filter, /, *filters: Filter, graph: bool | None = None
 ) -> tuple[GraphDef[A], Any, *tuple[Any, ...]]: ...
-def split(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
+def split(node: object, *filters: Filter, graph: bool | None = None) -> Any:
     """Splits a model into its structure and its leaves.
 
     Args:
@@ -205,7 +205,7 @@ def split(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
     return (GraphDef(walked.definition, origin_of(node)), *states_of(split_flat(walked.flat(), filters)))
 
 
-def state(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
+def state(node: object, *filters: Filter, graph: bool | None = None) -> Any:
     """The leaves of a model as a State; with several filters, a tuple of States.
 
     Args:
@@ -234,7 +234,7 @@ def graphdef(node: A, /, *, graph: bool | None = None) -> GraphDef[A]:
     return GraphDef(walk(node, graph=resolve(graph), verb="graphdef").definition, origin_of(node))
 
 
-def unpack(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
+def unpack(node: object, *filters: Filter, graph: bool | None = None) -> Any:
     """The leaves of a model as GraphStates, each of which knows the structure; see `split`.
 
     Returns:
@@ -283,7 +283,7 @@ def flatten(
 
 def unflatten(
     graphdef: GraphDef[Any],
-    state: Any,
+    state: object,
     /,
     *,
     index_ref: dict[int, Any] | None = None,

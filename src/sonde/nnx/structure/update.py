@@ -17,7 +17,7 @@ from sonde.nnx.variable.array_references import is_reference
 from sonde.nnx.variable.variable import Variable, _set_value
 
 
-def update(node: Any, state: Any, /, *states: Any) -> None:
+def update(node: object, state: object, /, *states: Any) -> None:
     """Puts the leaves of States into a model, in place.
 
     A Variable takes over the value and metadata of the Variable (or the bare value) at its path; other leaves are
@@ -56,7 +56,7 @@ def update(node: Any, state: Any, /, *states: Any) -> None:
     return None
 
 
-def _write(variable: Variable[Any], value: Any) -> None:
+def _write(variable: Variable[Any], value: object) -> None:
     if not isinstance(value, Variable):
         variable.set_raw_value(value)
     elif variable._metadata is value._metadata and not value._metadata.by_reference:
@@ -66,7 +66,7 @@ def _write(variable: Variable[Any], value: Any) -> None:
 
 
 def _plan_update(
-    node: Any, mapping: Mapping[Any, Any], path: PathParts, writes: list[Any], sets: list[Any], stores: list[Any]
+    node: object, mapping: Mapping[Any, Any], path: PathParts, writes: list[Any], sets: list[Any], stores: list[Any]
 ) -> None:
     """Notes what an update writes to: Variables, other leaves, and array references."""
     children = _children(node, path)
@@ -104,7 +104,7 @@ def _children(node: Any, path: PathParts) -> Mapping[Any, Any]:
     raise ValueError(f"Cannot look into {show_path(path)}: a {type(node).__name__} has no entries.")
 
 
-def can_set_child(node: Any) -> bool:
+def can_set_child(node: object) -> bool:
     """Whether entries of a node or container can be replaced in place."""
     return kind_of(node) == NODE or isinstance(node, (list, dict, State))
 
@@ -116,7 +116,7 @@ def _set_child(node: Any, key: Any, value: Any) -> None:
         node[key] = value
 
 
-def set_metadata(node: Any, /, *, only: Filter = Variable, **metadata: Any) -> None:
+def set_metadata(node: object, /, *, only: Filter = Variable, **metadata: Any) -> None:
     """Sets metadata of all Variables of a model, in place.
 
     Args:

@@ -35,7 +35,7 @@ def declare_node_type(cls: type) -> None:
     _node_types.append(cls)
 
 
-def kind_of(value: Any) -> int:
+def kind_of(value: object) -> int:
     """The kind of a value."""
     cls = type(value)
     kind = KIND.get(cls)
@@ -44,7 +44,7 @@ def kind_of(value: Any) -> int:
     return kind
 
 
-def _find_kind(cls: type, value: Any) -> int:
+def _find_kind(cls: type, value: object) -> int:
     if issubclass(cls, Variable):
         kind = VARIABLE
     elif any(issubclass(cls, node) for node in _node_types):
@@ -81,7 +81,7 @@ def register_data_type(type_: T, /) -> T:
     return type_
 
 
-def is_data(value: Any, /) -> bool:
+def is_data(value: object, /) -> bool:
     """Whether an attribute that holds this value is data by default.
 
     Arrays (of JAX and NumPy), Variables, Pytrees and Modules, and types given to `register_data_type` are. Numbers,
@@ -97,7 +97,7 @@ def is_data(value: Any, /) -> bool:
     return kind in (VARIABLE, NODE, ARRAY) or (bool(_data_types) and type(value) in _data_types)
 
 
-def has_data(value: Any, /) -> list[Any]:
+def has_data(value: object, /) -> list[Any]:
     """The data inside a value: itself, or what its containers hold."""
     if kind_of(value) != CONTAINER:
         return [value] if is_data(value) else []

@@ -11,6 +11,7 @@ sees it: everything among the data is a leaf, and meeting a Variable twice is an
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -58,7 +59,7 @@ class Walk:
 
 
 def walk(
-    root: Any,
+    root: object,
     *,
     graph: bool,
     verb: str,
@@ -268,29 +269,19 @@ def objects_of(walks: Iterable[Walk], seen: Mapping[int, int]) -> dict[int, Any]
     return {seen[id(x)]: x for x in objects if id(x) in seen}
 
 
-def paths_of(root: Any, target: Any) -> list[Path]:
-    """Every path of `target` in `root`, for messages; `target` itself is searched once."""
-    paths: list[Path] = []
-    entered: set[int] = set()
-
-    _look_for(target, root, (), paths, entered)
-    return paths
-
-
-def _look_for(target: Any, value: Any, path: Path, paths: list[Path], entered: set[int]) -> None:
+def _paths_to(target: object, value: object, path: Path, entered: set[int]) -> Iterator[Path]:
+    """Every path of `target` in `value`; what is inside itself is not entered again."""
     if value is target:
-        paths.append(path)
-        if len(paths) > 1 or id(value) in entered:
-            return
+        yield path
     if id(value) in entered:
         return
     entered.add(id(value))
     for key, child in zip(*values_below(value)):
-        _look_for(target, child, (*path, key), paths, entered)
+        yield from _paths_to(target, child, (*path, key), entered)
     entered.discard(id(value))
 
 
-def not_a_tree(value: Any, path: Path, verb: str) -> ValueError:
+def not_a_tree(value: object, path: Path, verb: str) -> ValueError:
     """The error for an object that is not a pytree, in tree mode."""
     return ValueError(
         f"nnx.{verb} was asked to treat its input as a tree (graph=False), but {type(value).__name__} is declared with "
@@ -298,13 +289,12 @@ def not_a_tree(value: Any, path: Path, verb: str) -> ValueError:
     )
 
 
-def alias_error(root: Any, target: Any, verb: str) -> ValueError:
+def alias_error(root: object, target: object, verb: str) -> ValueError:
     """The error for an object found twice in tree mode."""
-    paths = paths_of(root, target)
-    places = "\n".join(f"  - {show_path(path)}" for path in paths[:2])
-    kind_name = f"{type(target).__name__}"
+    paths = itertools.islice(_paths_to(target, root, (), set()), 2)
+    places = "\n".join(f"  - {show_path(path)}" for path in paths)
     return ValueError(
-        f"Duplicate {kind_name} found at paths:\n\n{places}\n\nnnx.{verb} was asked to treat its input as a tree "
-        f"(graph=False), but a tree has no shared references. Either make the second one a copy, or pass graph=True: "
-        f"nnx.{verb}(..., graph=True)."
+        f"Duplicate {type(target).__name__} found at paths:\n\n{places}\n\nnnx.{verb} was asked to treat its input "
+        f"as a tree (graph=False), but a tree has no shared references. Either make the second one a copy, or pass "
+        f"graph=True: nnx.{verb}(..., graph=True)."
     )

@@ -157,14 +157,14 @@ class ModelAndOptimizer(Optimizer[M]):
         return super().update(self.model, grads, **kwargs)
 
 
-def _is_variable(x: Any) -> bool:
+def _is_variable(x: object) -> bool:
     return isinstance(x, Variable)
 
 
-def _as_opt_state(tree: Any) -> Any:
+def _as_opt_state(tree: object) -> Any:
     """Turns Variables in optax's state into OptVariables with the same metadata, and arrays into OptArrays."""
 
-    def convert(x: Any) -> OptState:
+    def convert(x: object) -> OptState:
         if not isinstance(x, Variable):
             return OptArray(x)
         metadata = x.get_metadata()
@@ -178,7 +178,7 @@ def _as_opt_state(tree: Any) -> Any:
     return jax.tree.map(convert, tree, is_leaf=_is_variable)
 
 
-def _checked_gradients(grads: Any, params: Any, wrt: Filter) -> Any:
+def _checked_gradients(grads: object, params: object, wrt: Filter) -> Any:
     """The gradients of the parameters, in the same form; other gradients are left out.
 
     Raises:

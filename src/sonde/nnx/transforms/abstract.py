@@ -57,7 +57,7 @@ def eval_shape(
     return output
 
 
-def _place(output: Any) -> None:
+def _place(output: object) -> None:
     """Gives the shapes in Variables their shardings, if a mesh is known."""
     mesh = jax.sharding.get_abstract_mesh()
     for leaf in walk(output, graph=True, verb="eval_shape").leaves:

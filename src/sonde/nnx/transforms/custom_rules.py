@@ -130,7 +130,7 @@ class CustomVjp:
         return taken.settle(_Bound(self._fun, self._rules, taken, nondiff, self._partly).run())
 
 
-def _fixed_or_not(x: Any, nondiff: bool) -> Any:
+def _fixed_or_not(x: object, nondiff: bool) -> Any:
     """Hides an argument from JAX that has no cotangent and no arrays, such as a function."""
     if nondiff and not holds_objects(x) and not all(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(x)):
         return Fixed(x)
@@ -206,7 +206,7 @@ class _Bound:
         grads = self._bwd(*nondiff_args, residuals, g, **options)
         return self._cotangents(grads, diff), [None] * len(self._kept)
 
-    def _as_states(self, outcome: Outcome, news: Sequence[Any], out: Any, came_in: Iterable[Any]) -> tuple[Any, Any]:
+    def _as_states(self, outcome: Outcome, news: Sequence[Any], out: object, came_in: Iterable[Any]) -> tuple[Any, Any]:
         """The cotangents of the arguments' Variables and of the output, with States in place of nodes."""
         inputs = self._changes(outcome, news)
         state_leaves: set[int] = set()
@@ -225,7 +225,7 @@ class _Bound:
         leaves = [kinds[i][0]._make(new_values[i], kinds[i][1]) if i in new_values else None for i in range(len(kinds))]
         return self._taken.rebuild(leaves, recreate=False)
 
-    def _cotangents(self, grads: Any, diff: Sequence[Any]) -> list[Any]:
+    def _cotangents(self, grads: object, diff: Sequence[Any]) -> list[Any]:
         """The cotangents that the backward rule returned, one for each differentiable leaf."""
         n_args = self._taken.structure.n_args
         differentiable = [i for i in range(n_args) if i not in self._nondiff]
@@ -259,5 +259,5 @@ class _Bound:
         return [_zeros(x) if out.get(i) is None else out[i] for i, x in zip(self._diff, diff)]
 
 
-def _zeros(x: Any) -> Any:
+def _zeros(x: object) -> Any:
     return jax.tree.map(lambda y: jnp.zeros_like(y) if jnp.issubdtype(y.dtype, jnp.inexact) else None, x)

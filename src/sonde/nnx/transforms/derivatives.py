@@ -241,7 +241,7 @@ def _check_inexact(taken: Taken, chosen: list[int]) -> None:
                 )
 
 
-def _pair(verb: str, out: Any) -> tuple[Any, Any]:
+def _pair(verb: str, out: object) -> tuple[Any, Any]:
     if isinstance(out, (tuple, list)) and len(out) == 2:
         return out[0], out[1]
     returned = f"{len(out)} values" if isinstance(out, (tuple, list)) else f"a {type(out).__name__}"
@@ -253,7 +253,7 @@ def _gradients(taken: Taken, targets: list[_Target], grads: dict[int, Any]) -> l
     whole = taken.rebuild([grads.get(i) for i in range(len(taken.leaves))])
     visited: set[int] = set()
 
-    def states(value: Any) -> Any:
+    def states(value: object) -> Any:
         return as_state(value, visited) if is_object(value) else value
 
     return [
@@ -264,7 +264,7 @@ def _gradients(taken: Taken, targets: list[_Target], grads: dict[int, Any]) -> l
     ]
 
 
-def as_state(value: Any, visited: set[int]) -> Any:
+def as_state(value: object, visited: set[int]) -> Any:
     """The gradients below an object, as a State; parts without a gradient, or visited before, are left out."""
     walked = walk(value, graph=True, verb="grad", numbers=True)
     flat = [(p, leaf) for p, leaf in walked.flat() if raw(leaf) is not None and id(leaf) not in visited]
@@ -316,7 +316,7 @@ def vjp(
     n_diff = len(diff)
     out, aux = taken.settle((([*diff, *not_differentiated],), outcome))
 
-    def pull(cotangent: Any) -> tuple[Any, ...]:
+    def pull(cotangent: object) -> tuple[Any, ...]:
         cotangent_walk = walk(NamedValues(("out",), (cotangent,)), graph=run_mode.graph, verb="vjp", numbers=True)
         if len(cotangent_walk.leaves) != n_diff:
             raise ValueError(

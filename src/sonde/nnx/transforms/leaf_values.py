@@ -245,7 +245,7 @@ class Spread:
         where = f" at {show_path(path)}" if path else ""
         return ValueError(f"The {self._what} of nnx.{self._verb}, {self.prefix}, do not fit{where}: {found}.")
 
-    def _inconsistent(self, leaf: Any, first: Path | None, before: Any, path: Path, value: Any) -> ValueError:
+    def _inconsistent(self, leaf: object, first: Path | None, before: object, path: Path, value: object) -> ValueError:
         kind_name = "Variable" if leaf is None else type(leaf).__name__
         where = "the arguments" if first is None else show_path(first)
         return ValueError(
@@ -261,7 +261,7 @@ def leaf_values(prefix: Prefix, definition: Definition, leaves: Sequence[Any], *
 
 
 def prefix(
-    node: Any, filter_map: Mapping[Any, Any] | Callable[[PathParts, Any], Any], /, *, graph: bool | None = None
+    node: object, filter_map: Mapping[Any, Any] | Callable[[PathParts, Any], Any], /, *, graph: bool | None = None
 ) -> Any:
     """One value per leaf of a model, for `in_axes`, `out_axes` and the like.
 
@@ -283,7 +283,7 @@ def prefix(
     if not resolve(graph):
         return map_leaves(value_of, node, graph=False, recreate_variables=False)
 
-    def convert(path: tuple[Any, ...], value: Any) -> Any:
+    def convert(path: tuple[Any, ...], value: object) -> Any:
         prefix = tuple(map(key_of, path))
         if not is_object(value):
             return value_of(prefix, value)

@@ -457,7 +457,7 @@ class Entered:
                 )
 
 
-def raw(leaf: Any) -> Any:
+def raw(leaf: object) -> Any:
     """What a Variable holds; other leaves as they are."""
     return leaf._raw_value if isinstance(leaf, Variable) else leaf
 

@@ -150,12 +150,12 @@ class Carried:
         return self._taken.renewed(dict(zip(self._moving, carry)))[0]
 
 
-def _objects(tree: Any) -> list[int]:
+def _objects(tree: object) -> list[int]:
     """The identities of the Modules and Variables in a pytree, but not of those inside them."""
     return [id(x) for x in jax.tree.leaves(tree, is_leaf=is_object) if is_object(x)]
 
 
-def returned(entered: Entered, out: Any, carried: Sequence[int], name: str) -> list[Any]:
+def returned(entered: Entered, out: object, carried: Sequence[int], name: str) -> list[Any]:
     """The leaves of what an iteration returned.
 
     Args:

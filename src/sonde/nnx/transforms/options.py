@@ -83,7 +83,7 @@ def positional(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def with_axes(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], in_axes: Any
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], in_axes: object
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arranges arguments as a tuple of axes has them; some may have been given by keyword."""
     if not kwargs or not isinstance(in_axes, (tuple, list)) or len(in_axes) == len(args):

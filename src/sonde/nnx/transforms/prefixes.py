@@ -29,7 +29,7 @@ _Prefixes: TypeAlias = "ByFilter | TreeState | Pytree | Sequence[Prefix] | Mappi
 """A value for a whole argument or output (an axis, a spec, a sharding), values by filter, or containers of these."""
 
 
-def raw_leaf(value: Any) -> Any:
+def raw_leaf(value: object) -> Any:
     """What a Variable holds; other values as they are."""
     return value.get_raw_value() if isinstance(value, Variable) else value
 
@@ -212,5 +212,5 @@ def refuse_prefixes(verb: str, what: str, prefix: Prefix | DiffState | Sequence[
             )
 
 
-def _is_special(x: Any) -> bool:
+def _is_special(x: object) -> bool:
     return isinstance(x, (ByFilter, DiffState, Variable)) or kind_of(x) == NODE

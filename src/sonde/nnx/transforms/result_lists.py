@@ -44,7 +44,7 @@ class Lists:
         self.kinds = alternatives([output[1], list(self.in_values), arguments[1]])
         self.n_lists = len(self.kinds)
 
-    def _number(self, value: Any) -> int:
+    def _number(self, value: object) -> int:
         return next(i for i, kind in enumerate(self.kinds) if kind is value or kind == value)
 
     def of_output(self, walked: Walk) -> Sequence[int]:

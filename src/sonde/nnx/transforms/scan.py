@@ -223,7 +223,7 @@ class _Scan:
         carried = [arrays.get(i, values[i]) for i in self._bare_carried]
         return round_, carried, entered.leave(stacked_output, placement=self._lists, skip=self._kept)
 
-    def _split(self, entered: Entered, out: Any) -> tuple[list[Any], Any]:
+    def _split(self, entered: Entered, out: object) -> tuple[list[Any], Any]:
         """The leaves of the carry, and the other outputs."""
         position = self._carry_out
         if position is None:

@@ -97,7 +97,7 @@ def _differs(node: Pytree, structure: tuple[Any, ...], held: Contents | None) ->
     return held is not None and not same_contents(contents(node), held)
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: object, b: object) -> bool:
     if a is b:
         return True
     try:

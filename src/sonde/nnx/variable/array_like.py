@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 
-def plain(other: Any) -> Any:
+def plain(other: object) -> Any:
     """The value of a Variable; anything else as it is."""
     return other.get_value() if isinstance(other, ArrayLike) else other
 
@@ -33,7 +33,7 @@ def _reflected(fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _refuse_in_place(name: str) -> Callable[[Any, Any], NoReturn]:
-    def refuse(self: Any, other: Any) -> NoReturn:
+    def refuse(self: Any, other: object) -> NoReturn:
         del other
         raise NotImplementedError(
             f"`variable {name} x` would rebind the name to an array and leave the {type(self).__name__} unchanged. "

@@ -62,7 +62,7 @@ register_array_like_reference(ArrayReference)
 REFERENCES = frozenset((jax.Ref, ArrayReference))
 
 
-def is_reference(value: Any) -> bool:
+def is_reference(value: object) -> bool:
     """Whether a value is an array reference, or stands for one inside a trace."""
     return type(value) in REFERENCES or (isinstance(value, Tracer) and isinstance(value, jax.Ref))
 
@@ -77,7 +77,7 @@ def referring(tree: T) -> T:
     return jax.tree.map(lambda x: ArrayReference.to_new(x) if isinstance(x, _HELD) else x, tree)
 
 
-def store(held: Any, value: Any) -> bool:
+def store(held: object, value: object) -> bool:
     """Writes a value into references of the same structure, shapes and dtypes; returns False if these differ."""
     references, form = jax.tree.flatten(held)
     leaves, new_form = jax.tree.flatten(value)
@@ -88,7 +88,7 @@ def store(held: Any, value: Any) -> bool:
     return True
 
 
-def _fits(reference: jax.Ref, leaf: Any) -> bool:
+def _fits(reference: jax.Ref, leaf: object) -> bool:
     if not is_reference(reference) or is_reference(leaf) or not isinstance(leaf, _HELD):
         return False
     return np.shape(leaf) == reference.shape and (
@@ -96,7 +96,7 @@ def _fits(reference: jax.Ref, leaf: Any) -> bool:
     )
 
 
-def write_through(variable: Variable[Any], value: Any) -> None:
+def write_through(variable: Variable[Any], value: object) -> None:
     """Writes a value into a Variable's references, or gives the Variable new ones if the value has another form.
 
     Raises:
@@ -119,7 +119,7 @@ def write_through(variable: Variable[Any], value: Any) -> None:
         variable._cell.value = referring(value)
 
 
-def new_references(variable: Variable[Any], value: Any, metadata: Metadata) -> Any:
+def new_references(variable: Variable[Any], value: object, metadata: Metadata) -> Any:
     """What a Variable's cell holds for a given or copied value: new references if its metadata say so."""
     if any(map(is_reference, jax.tree.leaves(value))):
         raise ValueError(

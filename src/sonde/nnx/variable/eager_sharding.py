@@ -113,7 +113,7 @@ def place(
 def _constrain(value: T, sharding: Sharding | Format) -> T:
     """Places every array in `value` by a sharding, or by a Format (a sharding with a layout in memory)."""
 
-    def one(x: Any) -> Any:
+    def one(x: object) -> Any:
         if isinstance(x, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
         if not isinstance(x, jax.Array):

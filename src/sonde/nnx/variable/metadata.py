@@ -22,7 +22,7 @@ REQUIRED = ("hijax", "ref", "eager_sharding")
 HOOKS = ("on_get_value", "on_set_value", "on_create_value", "on_add_axis", "on_remove_axis")
 
 
-def structural_hash(value: Any) -> int:
+def structural_hash(value: object) -> int:
     """A hash that falls back to the type for what cannot be hashed; equal values still have equal hashes."""
     try:
         return hash(value)

@@ -9,6 +9,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from sonde import _jax
+from sonde.nnx.states.filters import PathParts
 from sonde.nnx.structure.mapping import map as map_leaves
 from sonde.nnx.variable.eager_sharding import partition_spec
 from sonde.nnx.variable.metadata import with_metadata
@@ -44,8 +45,8 @@ def spec_of(variable: Variable[Any]) -> PartitionSpec:
 get_var_pspec = spec_of
 
 
-def _over_variables(f: Callable[[Variable[Any]], Any], tree: Any, otherwise: Callable[[Any], Any]) -> Any:
-    def one(leaf: Any) -> Any:
+def _over_variables(f: Callable[[Variable[Any]], Any], tree: object, otherwise: Callable[[Any], Any]) -> Any:
+    def one(leaf: object) -> Any:
         return leaf.replace(f(leaf)) if isinstance(leaf, Variable) else otherwise(leaf)
 
     return jax.tree.map(one, tree, is_leaf=lambda x: isinstance(x, Variable))
@@ -73,7 +74,7 @@ def as_abstract(tree: A, graph: bool | None = None) -> A:
         graph: True allows shared references, False demands a tree. None: the current mode.
     """
 
-    def one(path: Any, leaf: Any) -> Any:
+    def one(path: PathParts, leaf: object) -> Any:
         del path
         if not isinstance(leaf, Variable):
             return leaf
@@ -156,7 +157,7 @@ def remove_axis(tree: A, index: int, transform_metadata: Mapping[str, Any]) -> A
     return tree
 
 
-def _variables(tree: Any) -> list[Variable[Any]]:
+def _variables(tree: object) -> list[Variable[Any]]:
     leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Variable))
     return [leaf for leaf in leaves if isinstance(leaf, Variable)]
 

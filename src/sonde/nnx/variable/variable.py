@@ -418,7 +418,7 @@ _set_level = cast(Callable[[Any, Any], None], Variable.__dict__["_level"].__set_
 _set_metadata = cast(Callable[[Any, Any], None], Variable.__dict__["_metadata"].__set__)
 
 
-def _set_value(variable: Variable[Any], value: Any) -> None:
+def _set_value(variable: Variable[Any], value: object) -> None:
     """Replaces what a Variable holds, without hooks or checks; array references that fit are written to instead."""
     if variable._metadata.by_reference:
         write_through(variable, value)
@@ -459,7 +459,7 @@ def _with_item(current: Any, index: Any, value: Any) -> Any:
     return container
 
 
-def _unpickle(cls: type[Variable[Any]], value: Any, metadata: dict[str, Any]) -> Variable[Any]:
+def _unpickle(cls: type[Variable[Any]], value: object, metadata: dict[str, Any]) -> Variable[Any]:
     return cls.from_metadata(value, metadata)
 
 

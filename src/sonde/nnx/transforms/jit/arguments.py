@@ -44,7 +44,7 @@ def holds_objects(value: Any) -> bool:
     return any(map(holds_objects, children))
 
 
-def holds_references(value: Any) -> bool:
+def holds_references(value: object) -> bool:
     """Whether there are array references in a value inside a trace."""
     return any(map(is_reference, jax.tree.leaves(value)))
 
@@ -76,7 +76,7 @@ class Arguments:
             parts.append(_fixed(value, name) if argument in static else self._sort(value, name, argument))
         self.skeleton = (n, keywords, tuple(parts))
 
-    def _sort(self, value: Any, name: str, argument: int | str) -> Any:
+    def _sort(self, value: object, name: str, argument: int | str) -> Any:
         if not holds_objects(value):
             self.plain.append(value)
             self.plain_arguments.append(argument)
@@ -91,7 +91,7 @@ class Arguments:
         return (type(value), keys, rebuild, parts)
 
 
-def _fixed(value: Any, name: str) -> Fixed:
+def _fixed(value: object, name: str) -> Fixed:
     try:
         hash(value)
     except TypeError as error:

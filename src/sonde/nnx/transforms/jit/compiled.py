@@ -35,7 +35,7 @@ class JitOptions(TypedDict, total=False):
     donate_argnums: int | Sequence[int] | None
     donate_argnames: str | Iterable[str] | None
     keep_unused: bool
-    device: Any
+    device: object
     backend: str | None
     inline: bool
     graph: bool | None
@@ -83,7 +83,7 @@ def jit(
     donate_argnums: int | Sequence[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
     keep_unused: bool = False,
-    device: Any = None,
+    device: object = None,
     backend: str | None = None,
     inline: bool = False,
     graph: bool | None = None,

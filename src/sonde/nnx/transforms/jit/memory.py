@@ -192,7 +192,7 @@ class Plan:
             cell.value = value
         return out
 
-    def _finish_any(self, out: Any, leaving: PureResult) -> Any:
+    def _finish_any(self, out: object, leaving: PureResult) -> Any:
         """The same for outcomes that change more than values, and for those visited for the first time."""
         lists, outcome = leaving
         built = settle(leaving, self.leaves, self._objects)
