@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import jax
 import numpy as np
@@ -33,6 +33,7 @@ __all__ = [
     "to_state_dict",
 ]
 
+T = TypeVar("T")
 ToState = Callable[[Any], Any]
 FromState = Callable[[Any, Any], Any]
 #: Larger arrays are written in pieces: msgpack has no entries of 4 GiB and more.
@@ -160,6 +161,14 @@ def to_state_dict(target: object) -> Any:
     return state
 
 
+@overload
+def from_state_dict(target: None, state: object, name: str = ".") -> Any: ...
+
+
+@overload
+def from_state_dict(target: T, state: object, name: str = ".") -> T: ...
+
+
 def from_state_dict(target: object, state: object, name: str = ".") -> Any:
     """An object like `target` with the values of a state dict.
 
@@ -203,7 +212,7 @@ def _form_of_flax(target: object) -> _Form | None:
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def _restored_field(old: object, state: Mapping[str, Any], name: str, owner: type) -> Any:
+def _restored_field(old: T, state: Mapping[str, Any], name: str, owner: type) -> T:
     if name not in state:
         raise ValueError(f"The state dict has no field {name!r} of {owner.__name__}, at {current_path()}.")
     return from_state_dict(old, state[name], name=name)
@@ -287,6 +296,14 @@ def to_bytes(target: object) -> bytes:
         {'w': array([0, 1, 2])}
     """
     return msgpack_serialize(to_state_dict(target), in_place=True)
+
+
+@overload
+def from_bytes(target: None, encoded_bytes: bytes) -> Any: ...
+
+
+@overload
+def from_bytes(target: T, encoded_bytes: bytes) -> T: ...
 
 
 def from_bytes(target: object, encoded_bytes: bytes) -> Any:

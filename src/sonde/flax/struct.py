@@ -40,7 +40,7 @@ def dataclass(clz: None = None, **kwargs: Any) -> Callable[[T], T]: ...
 
 
 @dataclass_transform(field_specifiers=(field,))
-def dataclass(clz: Any = None, **kwargs: Any) -> Any:
+def dataclass(clz: type | None = None, **kwargs: Any) -> Any:
     """Makes a class an immutable dataclass and a pytree, with a method `replace`.
 
     Args:
