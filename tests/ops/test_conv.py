@@ -142,7 +142,7 @@ def test_conv_local_equals_flax(draw, close, padding, strides, dilation):
         ),
         (
             lambda d: ops.conv(d(2, 8, 3), d(3, 3, 4), input_dilation=2),
-            "padding 'SAME' is undefined for a dilated input: with input_dilation=(2,) give the padding in "
+            "padding 'SAME' is undefined for a dilated input (input_dilation=(2,)): give the padding in "
             "numbers, or use a transposed convolution.",
         ),
         (

@@ -323,7 +323,7 @@ def decode_step(
             argument=name,
             meaning="one position for the cache, projected to (batch..., 1, key heads, depth)",
         )
-    start = jnp.zeros((), index.dtype)
+    start = jnp.zeros((), index.dtype)  # JAX demands one dtype for all indices
     starts = (*(start for _ in batch), index, start, start)
     cached_key = lax.dynamic_update_slice(cached_key, sharded_as(key.astype(cached_key.dtype), cached_key), starts)
     new_value = sharded_as(value.astype(cached_value.dtype), cached_value)

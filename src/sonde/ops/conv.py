@@ -86,8 +86,7 @@ def conv(
     folded, kernel, bias = promote_all(promote_dtype, (folded, _masked(kernel, mask), bias), dtype)
     if isinstance(padding, str) and padding != "VALID" and any(d > 1 for d in input_dilation):
         raise LayerInputError(
-            f"padding {padding!r} is undefined for a dilated input: with input_dilation={input_dilation} "
-            "give the "
+            f"padding {padding!r} is undefined for a dilated input (input_dilation={input_dilation}): give the "
             "padding in numbers, or use a transposed convolution."
         )
     y = conv_general_dilated(
@@ -162,9 +161,8 @@ def conv_transpose(
     padding = canonicalize_padding(padding, rank)
     if isinstance(padding, str) and padding not in ("SAME", "VALID", "CIRCULAR"):
         raise LayerInputError(
-            f"unknown padding {padding!r} for a transposed convolution: expected 'SAME', 'VALID', "
-            "'CIRCULAR', a number, "
-            "or pairs of numbers."
+            f"unknown padding {padding!r} for a transposed convolution: expected 'SAME', 'VALID', 'CIRCULAR', a "
+            "number, or pairs of numbers."
         )
     circular = padding == "CIRCULAR"
     y = lax.conv_transpose(
@@ -314,7 +312,7 @@ def _add_bias(y: jax.Array, bias: jax.Array | None) -> jax.Array:
 def _wrap(y: jax.Array, axis: int, *, period: int, lean_right: bool) -> jax.Array:
     """Wrap a longer array around a circle of length `period`, centered, and add elements that coincide.
 
-    Centred means that as much hangs over on the left as on the right; an odd element is on the side that keeps a
+    Centered means that as much hangs over on the left as on the right; an odd element is on the side that keeps a
     transposed kernel aligned with the convolution that it is the gradient of.
     """
     size = y.shape[axis]

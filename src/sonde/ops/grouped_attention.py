@@ -64,7 +64,7 @@ def grouped_attention(
     state = capture_state() if sows_are_seen() else None
     if implementation is None or cap is not None or (state is not None and (state.edits or state.grads)):
         return sow(_heads(_weights(query, key, mask, scale, cap), value), "heads")
-    if state is not None:
+    if state is not None:  # only for the sites inside: the result of this call is not used
         _weights(query, key, mask, scale, cap)
     mask = None if mask is None else jnp.broadcast_to(mask, _mask_shape(query, key))[:, None]
     heads = jax.nn.dot_product_attention(query, key, value, mask=mask, scale=scale, implementation=implementation)
@@ -106,7 +106,7 @@ def visible(
         parts.append(back >= 0)
     if window is not None:
         parts.append(back < window)
-        if not causal:
+        if not causal:  # then the window has as many positions on the other side
             parts.append(back > -window)
     mask = None
     for part in parts:

@@ -154,9 +154,8 @@ def normalize(
         sizes = tuple(x.shape[axis] for axis in feature_axes)
         if a.size != math.prod(sizes):
             raise LayerInputError(
-                f"the inputs have the wrong number of features: expected {a.size} (the size of `{name}`) "
-                "along "
-                f"axes {feature_axes}, got {describe(x)}."
+                f"the inputs have the wrong number of features: expected {a.size} (the size of `{name}`) along axes "
+                f"{feature_axes}, got {describe(x)}."
             )
         shape = tuple(n if axis in feature_axes else 1 for axis, n in enumerate(x.shape))
         return jnp.asarray(jnp.reshape(a, shape), compute)

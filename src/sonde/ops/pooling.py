@@ -59,9 +59,8 @@ def pool(
         pairs = [tuple(pair) for pair in padding]
         if len(pairs) != rank or any(len(pair) != 2 for pair in pairs):
             raise LayerInputError(
-                f"`padding` must be 'SAME', 'VALID' or one (low, high) pair for each of the {rank} spatial "
-                "axes, "
-                f"got {padding!r}."
+                f"`padding` must be 'SAME', 'VALID' or one (low, high) pair for each of the {rank} spatial axes, got "
+                f"{padding!r}."
             )
         padding = [(0, 0)] * n_batch + [(low, high) for low, high in pairs] + [(0, 0)]
     return lax.reduce_window(inputs, init, reduce_fn, (*before, *window_shape, 1), (*before, *steps, 1), padding)

@@ -228,6 +228,7 @@ def _plain(width: int, theta: float) -> np.ndarray:
 
 
 def _llama3(rotary: Rotary, plain: np.ndarray) -> np.ndarray:
+    # Fast pairs, which tell neighboring positions apart, stay; slow ones are stretched; those between are blended.
     wavelengths = 2 * math.pi / plain
     stretched = np.where(wavelengths > rotary.trained_length / rotary.low_factor, plain / rotary.factor, plain)
     blend = (rotary.trained_length / wavelengths - rotary.low_factor) / (rotary.high_factor - rotary.low_factor)
@@ -238,6 +239,8 @@ def _llama3(rotary: Rotary, plain: np.ndarray) -> np.ndarray:
 
 
 def _yarn(rotary: Rotary, plain: np.ndarray) -> np.ndarray:
+    # Pairs that turn more than `beta_fast` times in a text of the trained length stay, those that turn less than
+    # `beta_slow` times are stretched, and a ramp over the pairs leads from one to the other.
     def pair_that_turns(times: float) -> float:
         return rotary.width * math.log(rotary.trained_length / (times * 2 * math.pi)) / (2 * math.log(rotary.theta))
 

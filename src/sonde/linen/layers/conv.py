@@ -117,8 +117,7 @@ class ConvLocal(_Conv):
         if self.feature_group_count != 1:
             raise NotImplementedError(
                 f"{describe(self)}: feature_group_count={self.feature_group_count}, but without shared weights "
-                "features cannot be "
-                "divided into groups; use Conv"
+                "features cannot be divided into groups; use Conv"
             )
         window: dict[str, Any] = {
             "kernel_size": _sizes(self.kernel_size),

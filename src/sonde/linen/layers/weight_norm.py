@@ -77,8 +77,7 @@ class SpectralNorm(Module):
         if weight.ndim > 2 and self.error_on_non_matrix:
             raise ValueError(
                 f"{describe(self)}: weight {_name(self.layer_instance, path)!r} has {weight.ndim} axes, but "
-                "error_on_non_matrix "
-                "is True"
+                "error_on_non_matrix is True"
             )
         name = _name(self.layer_instance, path)
         shape = (1, weight.shape[-1])

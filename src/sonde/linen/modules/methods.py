@@ -145,9 +145,8 @@ def _profile_name(module: Module, method: str) -> str | None:
 
 def _unbound(module: Module, method: str) -> CallCompactUnboundModuleError:
     return CallCompactUnboundModuleError(
-        f"compact method {type(module).__name__}.{method} was called on a module without variables; call it "
-        "inside another "
-        "module, or through init, apply or bind"
+        f"compact method {type(module).__name__}.{method} was called on a module without variables; call it inside "
+        "another module, or through init, apply or bind"
     )
 
 

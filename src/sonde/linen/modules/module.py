@@ -212,9 +212,8 @@ class Module(ModuleBase):
         if self.scope is None:
             kind = CallSetupUnboundModuleError if what == "run setup" else ValueError
             raise kind(
-                f"{type(self).__name__} cannot {what}: it is not bound to variables; do it inside init or "
-                "apply, or on what "
-                "bind returns"
+                f"{type(self).__name__} cannot {what}: it is not bound to variables; do it inside init or apply, or "
+                "on what bind returns"
             )
         return self.scope
 

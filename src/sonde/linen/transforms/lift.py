@@ -295,9 +295,8 @@ def _check_output(output: object, module: Module, fn: Callable[..., Any]) -> Non
     for leaf in jax.tree.leaves(output, is_leaf=is_bound):
         if is_bound(leaf):
             raise TransformedMethodReturnValueError(
-                f"{getattr(fn, '__name__', 'a function')} of {attach.describe(module)} runs under a lifted "
-                "transform and returns a "
-                f"{type(leaf).__name__}: modules and variables cannot leave a transform; return values"
+                f"{getattr(fn, '__name__', 'a function')} of {attach.describe(module)} runs under a lifted transform "
+                f"and returns a {type(leaf).__name__}: modules and variables cannot leave a transform; return values"
             )
 
 

@@ -234,8 +234,7 @@ def _carried_on(before: tuple[dict[str, Any], ...], after: tuple[dict[str, Any],
         if made:
             raise TypeError(
                 f"{where}: variables {sorted(made)} of a carried collection were made inside the loop; what is "
-                "carried must exist "
-                "before the first iteration: make them before, or use variable_axes"
+                "carried must exist before the first iteration: make them before, or use variable_axes"
             )
     return result
 

@@ -133,9 +133,8 @@ def check_no_dead_tracers(tree: object, collection: str, path: Path) -> None:
             names = [str(key_of(key)) for key in key_path]
             raise JaxTransformError(
                 f"variable {path_text((*path, *names))} in collection {collection!r} was set inside a JAX transform "
-                "(jax.jit, jax.lax.scan, ...) to a value that does not exist outside it; use the transform "
-                "of the same "
-                "name in sonde.linen, or create the variable before the transform"
+                "(jax.jit, jax.lax.scan, ...) to a value that does not exist outside it; use the transform of the "
+                "same name in sonde.linen, or create the variable before the transform"
             )
 
 
@@ -212,9 +211,8 @@ class Scope(ScopeNames):
         """Raises if the run has ended."""
         if not self.run.live:
             raise InvalidScopeError(
-                f"module {self.path_text} was used after the init, apply or transformed function it belongs to "
-                "has returned; "
-                "modules and variables cannot be kept from one call to the next"
+                f"module {self.path_text} was used after the init, apply or transformed function it belongs to has "
+                "returned; modules and variables cannot be kept from one call to the next"
             )
 
     # ----------------------------------------------------------------------------------------------- names
@@ -326,9 +324,8 @@ class Scope(ScopeNames):
         self.check_live()
         if not self.is_mutable(collection):
             raise ModifyScopeVariableError(
-                f"cannot set variable {name!r} of module {self.path_text}: collection {collection!r} is "
-                "immutable; pass "
-                f"mutable={[collection]!r} to apply"
+                f"cannot set variable {name!r} of module {self.path_text}: collection {collection!r} is immutable; "
+                f"pass mutable={[collection]!r} to apply"
             )
         self._writable(collection)[name] = value
 
