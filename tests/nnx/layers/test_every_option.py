@@ -222,6 +222,15 @@ LAYERS = {
     ),
     "PReLU": Layer({}, special={"promote_dtype": {"promote_dtype": halved, "dtype": jnp.float32}}),
 }
+if hasattr(flax_nnx, "RoPE"):  # from 0.12.12 on
+    LAYERS["RoPE"] = Layer(
+        {"embedding_size": 4, "max_seq_len": 8},
+        special={
+            "theta": {"theta": 10.0},
+            "embedding_size": {"embedding_size": None, "max_seq_len": None},
+            "max_seq_len": {"max_seq_len": 5},
+        },
+    )
 # They hold what they are given, and have no options.
 CONTAINERS = {"Dict", "List", "Module", "RNNCellBase", "Sequential"}
 # Flax itself does not use these: the value is stored, or not even that. Cells get their initial state elsewhere.
