@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,11 @@ from sonde.tools.comparison.differences import Drift, Tolerance, judge
 from sonde.tools.comparison.matching import Match, Pair, Points, match, match_results, rows_of
 from sonde.tools.comparison.page import page_of
 from sonde.tools.comparison.runs import RESULT, Point, Run
-from sonde.tools.comparison.sides import Gradients, Side, gradient_pairs, side_of
+from sonde.tools.comparison.sides import Gradients, ProgramSide, Side, gradient_pairs, side_of
 from sonde.tools.reading.heatmap import Drawn, Heat
 
 _COARSE = 0.1  # a comparison that allows more than this part of the norm has not seen much
-_DRAWS = 3  # of the noise: one alone may be small by chance
+_DRAWS = 3  # of the noise of each program, at most: one alone may be small by chance
 
 
 class NothingComparedError(ValueError):
@@ -361,8 +361,7 @@ class _Comparing:
         if drift.note and (one.shape == other.shape or one.size != other.size):
             return drift
         noise = self.noise(gradients=pair.first.gradient and not self.sides_have_gradients)
-        tolerance = dataclasses.replace(self.tolerance, fallback=None if noise.is_known else self.fallback())
-        return judge(pair, tolerance, noise.of(pair), second, result=result)
+        return _least_drift(pair, self.tolerance, noise.distances(pair), self.fallback, second, result=result)
 
     def fallback(self) -> float:
         """The limit where noise cannot be measured: eight times the precision of the coarsest dtype, at least 1e-4."""
@@ -377,17 +376,13 @@ class _Comparing:
     def noise(self, *, gradients: bool) -> _Noise:
         """What the points are where the arithmetic rounds differently, with gradients at the sites or without."""
         if gradients not in self._noise:
-            draws = []
-            for side, which in zip(self.sides, ("first", "second")):
-                runs, problem = side.rounded_otherwise(_DRAWS, gradients=gradients)
-                if problem:
-                    reason = f"the noise of the {which} program's arithmetic: {problem}"
-                    self.unchecked.append(f"{reason}; values may differ by {self.fallback():.2g} of their norm")
-                    draws = []
-                    break
-                draws.append(runs)
-            self._noise[gradients] = _Noise(draws)
+            self._noise[gradients] = _Noise(self.sides, gradients, self.noise_is_unknown)
         return self._noise[gradients]
+
+    def noise_is_unknown(self, side: int, problem: str) -> None:
+        """Writes down that the noise of a program could not be measured."""
+        reason = f"the noise of the {('first', 'second')[side]} program's arithmetic: {problem}"
+        self.unchecked.append(f"{reason}; values may differ by {self.fallback():.2g} of their norm")
 
     def result_drifts(self) -> list[Drift]:
         ours, theirs = (run.results or () for run in self.runs)
@@ -405,16 +400,17 @@ class _Comparing:
         if shapes[0] != shapes[1]:
             self.unchecked.append("gradients: the results have different structures")
             return []
-        found = gradient_pairs(*self.sides)
-        if isinstance(found, str):
-            self.unchecked += [found] if found else []
+        gradients = gradient_pairs(*self.sides)
+        if isinstance(gradients, str):
+            self.unchecked += [gradients] if gradients else []
             return []
-        self.unchecked += found.unchecked
+        self.unchecked += gradients.unchecked
         drifts = []
-        for pair in found.pairs:
+        for pair in gradients.pairs:
             drift = judge(pair, self.tolerance, [], result=True)
             if drift.differs and self.tolerance.rtol is None and self.tolerance.norm is None:
-                drift = judge(pair, self.tolerance, _gradient_noise(found, pair), result=True)
+                noise = _gradient_noise(gradients, pair)
+                drift = _least_drift(pair, self.tolerance, noise, self.fallback, result=True)
             drifts.append(drift)
         return drifts
 
@@ -442,21 +438,43 @@ class _Comparing:
 class _Noise:
     """What points are where the arithmetic rounds differently.
 
+    A program runs again for each draw, so there are no more draws than a pair of points needs.
+
     Args:
-        draws: For each side several runs; empty if they are not known.
+        sides: The programs.
+        gradients: Whether to run them with gradients at the sites.
+        unknown: Called with the number of a side and the reason, if its noise cannot be measured.
     """
 
-    def __init__(self, draws: list[list[Run]]) -> None:
-        self.is_known = bool(draws)
-        self._arrays: list[dict[Any, list[np.ndarray]]] = []
-        for runs in draws:
-            arrays: dict[Any, list[np.ndarray]] = {}
-            for p in [p for run in runs for p in (*run.points, *(run.results or ()))]:
-                arrays.setdefault(p.key, []).append(p.array)
-            self._arrays.append(arrays)
+    def __init__(self, sides: tuple[Side, Side], gradients: bool, unknown: Callable[[int, str], None]) -> None:
+        self.sides, self.gradients, self.unknown = sides, gradients, unknown
+        # A program of JAX has to be traced first, so the other side is asked before it.
+        order = sorted((0, 1), key=lambda i: isinstance(sides[i], ProgramSide))
+        self._todo = [(side, draw) for draw in range(_DRAWS) for side in order]
+        self._arrays: tuple[dict[Any, list[np.ndarray]], ...] = ({}, {})
+        self._is_known = True
 
-    def of(self, pair: Pair) -> list[Distance]:
-        """How far rounding moved the points of a pair."""
+    def distances(self, pair: Pair) -> Iterator[list[Distance] | None]:
+        """How far rounding moved the points of a pair: as far as known, then after each draw; None if it is unknown."""
+        yield self._of(pair)
+        while self._todo:
+            self._draw(*self._todo.pop(0))
+            yield self._of(pair)
+
+    def _draw(self, side: int, draw: int) -> None:
+        run = self.sides[side].rounded_otherwise(draw, gradients=self.gradients)
+        if isinstance(run, str):
+            self._todo = [(other, number) for other, number in self._todo if other != side]
+            if run:
+                self._is_known = False
+                self.unknown(side, run)
+            return
+        for point in (*run.points, *(run.results or ())):
+            self._arrays[side].setdefault(point.key, []).append(point.array)
+
+    def _of(self, pair: Pair) -> list[Distance] | None:
+        if not self._is_known:
+            return None
         distances = []
         for point, arrays in zip((pair.first, pair.second), self._arrays):
             for whole in arrays.get(point.key, ()):
@@ -466,13 +484,34 @@ class _Noise:
         return distances
 
 
-def _gradient_noise(found: Gradients, pair: Pair) -> list[Distance]:
-    return [
-        distance(moved, point.array)
-        for point in (pair.first, pair.second)
-        for moved in found.noise(point)
-        if moved.shape == point.array.shape
-    ]
+def _gradient_noise(gradients: Gradients, pair: Pair) -> Iterator[list[Distance]]:
+    """How far rounding moved two gradients, after each draw."""
+    distances: list[Distance] = []
+    for draw in range(_DRAWS):
+        for point in (pair.first, pair.second):
+            moved = gradients.moved(point, draw)
+            distances += [distance(moved, point.array)] if moved.shape == point.array.shape else []
+            yield distances
+
+
+def _least_drift(
+    pair: Pair,
+    tolerance: Tolerance,
+    noise: Iterable[list[Distance] | None],
+    fallback: Callable[[], float],
+    second: str = "",
+    *,
+    result: bool = False,
+) -> Drift:
+    """The drift of a pair, with more and more draws of the noise until it agrees: each can only allow more."""
+    drift = None
+    for distances in noise:
+        allowed = tolerance if distances is not None else dataclasses.replace(tolerance, fallback=fallback())
+        drift = judge(pair, allowed, distances or [], second, result=result)
+        if not drift.differs or distances is None:
+            break
+    assert drift is not None
+    return drift
 
 
 def _with_results_as_points(runs: tuple[Run, Run]) -> tuple[Run, Run]:

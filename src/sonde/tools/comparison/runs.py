@@ -11,7 +11,6 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from sonde.core import InsideRequest, Pattern, Recording, Records, arrays_in, expand, make_records, run_with
-from sonde.port.rounding import rounded_otherwise
 from sonde.programs.traced import Program, is_number
 from sonde.tools.execution.program_order import ProgramOrder, numbered_calls
 from sonde.tools.execution.record_values import Seen, each_seen, on_host
@@ -97,33 +96,6 @@ def run_side(
     leaves = jax.tree_util.tree_flatten_with_path(result)[0]
     texts = {jax.tree_util.keystr(keys): leaf for keys, leaf in leaves if isinstance(leaf, str)}
     return Run(tuple(points), results_of(result), texts)
-
-
-def run_rounded_otherwise(
-    make: Callable[[], Program],
-    patterns: Sequence[Pattern],
-    grads: bool,
-    inside: InsideRequest | None,
-    draws: int,
-) -> list[Run]:
-    """Runs a program with arithmetic that rounds differently, several times; see `sonde.port.rounding`.
-
-    `make` traces it. Raises what tracing raises.
-    """
-    programs: list[Program] = []
-
-    def moved(draw: int) -> Any:
-        # Traced in a capture, the program has its sites.
-        if not programs:
-            programs.append(make())
-        return rounded_otherwise(programs[0], draw)
-
-    runs = []
-    for draw in range(draws):
-        run = run_side(moved, patterns, grads, inside, (draw,), {})
-        results = [dataclasses.replace(p, part=name) for p, name in zip(run.results or (), programs[0].output_names)]
-        runs.append(Run(run.points, tuple(results)))
-    return runs
 
 
 def traced_with_sites(make: Callable[[], Program], inside: InsideRequest | None) -> Program:

@@ -28,7 +28,6 @@ from sonde.tools.comparison.runs import (
     Point,
     Run,
     points_of,
-    run_rounded_otherwise,
     run_side,
     traced_with_sites,
 )
@@ -67,10 +66,10 @@ class Side(Protocol):
         """The same with gradients at the sites."""
         ...
 
-    def rounded_otherwise(self, draws: int, *, gradients: bool = False) -> tuple[list[Run], str]:
-        """What it computes if the arithmetic rounds differently, several times; or why that is not known.
+    def rounded_otherwise(self, draw: int, *, gradients: bool = False) -> Run | str:
+        """What it computes if the arithmetic rounds differently, in each draw in another way; or why that is not known.
 
-        With `gradients`, with the gradients at its sites.
+        It is `""` if the noise of the other side has to do. With `gradients`, the run has those at its sites.
         """
         ...
 
@@ -97,10 +96,11 @@ class ProgramSide:
     inside: InsideRequest | None
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    _moving: dict[bool, Program] = dataclasses.field(default_factory=dict)  # programs to be run with other rounding
 
     def called(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ProgramSide:
         """The same with arguments."""
-        return dataclasses.replace(self, args=args, kwargs=kwargs)
+        return dataclasses.replace(self, args=args, kwargs=kwargs, _moving={})
 
     def run(self) -> Run:
         """What it computes."""
@@ -118,23 +118,34 @@ class ProgramSide:
 
         return run_side(differentiated, self.patterns, True, self.inside, (), {})
 
-    def rounded_otherwise(self, draws: int, *, gradients: bool = False) -> tuple[list[Run], str]:
+    def rounded_otherwise(self, draw: int, *, gradients: bool = False) -> Run | str:
         """What it computes if the arithmetic rounds differently."""
-        make = self._gradient_traced_again if gradients else functools.partial(trace, self.f, self.args, self.kwargs)
+
+        def moved() -> list[Any]:
+            # Traced in a capture, the program has its sites.
+            if gradients not in self._moving:
+                self._moving[gradients] = self._gradient_traced_again() if gradients else self._traced()
+            return rounded_otherwise(self._moving[gradients], draw)
+
         try:
-            return run_rounded_otherwise(make, self.patterns, self.grads or gradients, self.inside, draws), ""
+            run = run_side(moved, self.patterns, self.grads or gradients, self.inside, (), {})
         except Exception as error:  # it branches on values, has state, or an operation without a rule
-            return [], _first_line(error)
+            return _first_line(error)
+        names = self._moving[gradients].output_names
+        return Run(run.points, tuple(dataclasses.replace(p, part=name) for p, name in zip(run.results or (), names)))
+
+    def _traced(self) -> Program:
+        return trace(self.f, self.args, self.kwargs)
 
     def _gradient_traced_again(self) -> Program:
         """The gradient, traced in the running capture: it then has the sites of the program."""
-        return with_gradient(trace(self.f, self.args, self.kwargs))
+        return with_gradient(self._traced())
 
     @functools.cached_property
     def program(self) -> Program | str:
         """The traced program, or why there is none."""
         try:
-            return trace(self.f, self.args, self.kwargs)
+            return self._traced()
         except Exception as error:
             return _first_line(error)
 
@@ -161,7 +172,7 @@ class ProgramSide:
         """Its single operations."""
         if isinstance(self.program, str):
             return None
-        make = self._gradient_traced_again if gradient else functools.partial(trace, self.f, self.args, self.kwargs)
+        make = self._gradient_traced_again if gradient else self._traced
         return tape_of(traced_with_sites(make, self.inside))
 
 
@@ -183,9 +194,9 @@ class StoredSide:
         """The values, with gradients if they were recorded."""
         return self.run()
 
-    def rounded_otherwise(self, draws: int, *, gradients: bool = False) -> tuple[list[Run], str]:
+    def rounded_otherwise(self, draw: int, *, gradients: bool = False) -> Run | str:
         """Nothing: the noise of the other side has to do."""
-        return [], ""
+        return ""
 
     def coarsest_dtype(self, run: Run) -> tuple[Any, str]:
         """Not known: values may have been stored in another dtype."""
@@ -239,15 +250,12 @@ class TorchSide:
         results = tuple(Point(RESULT, place, 0, (), False, array, "") for place, array in run.results)
         return Run(tuple(sorted(points, key=lambda p: p.order)), results)
 
-    def rounded_otherwise(self, draws: int, *, gradients: bool = False) -> tuple[list[Run], str]:
+    def rounded_otherwise(self, draw: int, *, gradients: bool = False) -> Run | str:
         """What it computes if the arithmetic rounds differently."""
         from sonde.port.torch import TorchRun, rounding_mode
 
-        runs = [
-            TorchRun.of(self.module, self.args, self.kwargs, grads=gradients, around=rounding_mode(draw))
-            for draw in range(draws)
-        ]
-        return [self._run(run) for run in runs], ""
+        around = rounding_mode(draw)
+        return self._run(TorchRun.of(self.module, self.args, self.kwargs, grads=gradients, around=around))
 
     def coarsest_dtype(self, run: Run) -> tuple[Any, str]:
         """The dtype of the lowest precision that its submodules return."""
@@ -303,9 +311,9 @@ class OnnxSide:
         """The same: a graph has no gradients."""
         return self.run()
 
-    def rounded_otherwise(self, draws: int, *, gradients: bool = False) -> tuple[list[Run], str]:
+    def rounded_otherwise(self, draw: int, *, gradients: bool = False) -> Run | str:
         """Nothing: the noise of the other side has to do."""
-        return [], ""
+        return ""
 
     def coarsest_dtype(self, run: Run) -> tuple[Any, str]:
         """Not known: values may have been stored in another dtype."""
@@ -376,7 +384,7 @@ class Gradients:
     unchecked: list[str]
     _sides: tuple[SideGradients, SideGradients]
     _made: dict[int, tuple[int, _Pick]] = dataclasses.field(default_factory=dict)  # by identity of the point
-    _draws: dict[int, list[Sequence[np.ndarray]]] = dataclasses.field(default_factory=dict)
+    _draws: dict[tuple[int, int], Sequence[np.ndarray]] = dataclasses.field(default_factory=dict)
 
     def add(self, label: str, by: By, *picks: _Pick) -> None:
         """Adds a pair, which each side makes of its gradients."""
@@ -386,12 +394,12 @@ class Gradients:
             self._made[id(points[-1])] = side, pick
         self.pairs.append(Pair(points[0], points[1], by))
 
-    def noise(self, point: Point) -> list[np.ndarray]:
-        """The gradient as it is where the arithmetic rounds differently, several times."""
+    def moved(self, point: Point, draw: int) -> np.ndarray:
+        """The gradient as it is where the arithmetic rounds differently."""
         side, pick = self._made[id(point)]
-        if side not in self._draws:
-            self._draws[side] = [self._sides[side].rounded_otherwise(draw) for draw in range(3)]
-        return [pick(arrays) for arrays in self._draws[side]]
+        if (side, draw) not in self._draws:
+            self._draws[side, draw] = self._sides[side].rounded_otherwise(draw)
+        return pick(self._draws[side, draw])
 
 
 _Pick = Callable[[Sequence[np.ndarray]], np.ndarray]
