@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 _SMALL = 1e-4  # elements below this part of the largest are also looked at alone: a mask of -1e9 hides all others
+_BLOCK = 1 << 15  # elements
 _PEAK = 4  # how many times the limit of the norm a single element may be off, relative to the largest
 
 
@@ -100,24 +101,52 @@ def wide(x: np.ndarray) -> np.ndarray:
     return x if x.dtype.kind in "iu" and x.dtype.itemsize > 4 else np.asarray(x, np.float64)
 
 
+def blocks(*arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
+    """The elements of arrays of one size, in blocks that stay in the cache of the processor."""
+    flat = [x.ravel() for x in arrays]
+    for start in range(0, flat[0].size, _BLOCK):
+        yield tuple(x[start : start + _BLOCK] for x in flat)
+
+
 def distance(a: np.ndarray, b: np.ndarray) -> Distance:
     """The distance of two arrays of one shape; NaN equals NaN."""
-    apart, finite, broken = _apart(a, b)
-    size = np.where(finite, np.abs(wide(b)), 0).astype(np.float64)
-    largest = float(size.max(initial=0.0))
-    most = float(apart.max(initial=0.0))
-    small = np.maximum(size, np.where(finite, np.abs(wide(a)), 0)) < _SMALL * largest
+    largest = max((_largest(one) for (one,) in blocks(b)), default=0.0)
+    most, broken, n_small = 0.0, False, 0
+    sums = np.zeros(4)  # of squares: the difference, the second array, and both for small elements
+    scale = 0.0  # of the differences, so that their squares neither overflow nor vanish
+    for one, other in blocks(a, b):
+        apart, finite, is_broken = _apart(one, other)
+        broken |= is_broken
+        top = float(apart.max(initial=0.0))
+        most = max(most, top)
+        if top > scale:
+            sums[[0, 2]] *= (scale / top) ** 2
+            scale = top
+        size = np.where(finite, np.abs(wide(other)), 0).astype(np.float64)
+        small = np.maximum(size, np.where(finite, np.abs(wide(one)), 0)) < _SMALL * largest
+        apart /= scale or 1.0
+        size /= largest or 1.0
+        sums[:2] += apart @ apart, size @ size
+        if n := int(np.count_nonzero(small)):
+            n_small += n
+            sums[2:] += apart[small] @ apart[small], size[small] @ size[small]
+    norms = np.sqrt(sums) * [scale, largest, scale, largest]
     return Distance(
         max_abs=most,
         max_rel=most / largest if largest else most,
-        apart=_norm(apart),
-        size=_norm(size),
+        apart=float(norms[0]),
+        size=float(norms[1]),
         largest=largest,
-        small_apart=_norm(apart[small]),
-        small_size=_norm(size[small]),
-        small_part=float(small.mean()) if small.size else 0.0,
+        small_apart=float(norms[2]),
+        small_size=float(norms[3]),
+        small_part=n_small / a.size if a.size else 0.0,
         broken=broken,
     )
+
+
+def _largest(x: np.ndarray) -> float:
+    size = np.abs(wide(x)).astype(np.float64)
+    return float(size.max(initial=0.0, where=np.isfinite(size)))
 
 
 def beyond_norm(a: np.ndarray, b: np.ndarray, limit: Limit) -> int:

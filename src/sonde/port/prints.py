@@ -8,9 +8,10 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from sonde.port.difference import epsilon, wide
+from sonde.port.difference import blocks, epsilon, wide
 
 T = TypeVar("T")
+_POWERS = np.array([2, 1, 1, 3, 4])  # of the sums of a fingerprint
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -47,22 +48,33 @@ class Print:
 def print_of(array: Any) -> Print:
     """The fingerprint of an array."""
     array = np.asarray(array)
-    x = wide(array).ravel()
-    # Of complex numbers only sizes are looked at; squares of large integers need floating point.
-    x = np.abs(x) if np.iscomplexobj(x) else x.astype(np.float64)
-    x = x[np.isfinite(x)]
-    if not x.size:
+    finite, ends = 0, (np.inf, -np.inf)
+    sums, scale = np.zeros(5), 0.0  # scaled by the largest, so that powers neither overflow nor vanish
+    for (block,) in blocks(array):
+        x = wide(block)
+        # Of complex numbers only sizes are looked at; squares of large integers need floating point.
+        x = np.abs(x) if np.iscomplexobj(x) else x.astype(np.float64)
+        x = x if np.isfinite(x).all() else x[np.isfinite(x)]
+        if not x.size:
+            continue
+        finite += x.size
+        ends = min(ends[0], float(x.min())), max(ends[1], float(x.max()))
+        largest = max(abs(ends[0]), abs(ends[1]))
+        if largest > scale:
+            sums *= (scale / largest) ** _POWERS
+            scale = largest
+        x = x / (scale or 1.0)
+        square = x * x
+        sums += square.sum(), x.sum(), np.abs(x).sum(), square @ x, square @ square
+    if not finite:
         return Print(array.size, 0, np.zeros(7), False, epsilon(array))
-    size = np.abs(x)
-    largest = size.max()
-    # Scaled by the largest, so that powers neither overflow nor vanish.
-    scaled = x / largest if largest else x
-    square = scaled * scaled
-    cube, fourth = float(np.mean(square * scaled)), float(np.mean(square * square))
-    moments = [np.sqrt(square.mean()), scaled.mean(), np.abs(scaled).mean(), np.cbrt(cube), fourth**0.25]
-    numbers = np.array([*[largest * m for m in moments], x.min(), x.max()])
-    telling = (x.size > 1 and len(np.unique(x[:1000])) > 2) or (array.size == 1 and bool(x[0] not in (0, 1, -1)))
-    return Print(array.size, x.size, numbers, bool(telling) and array.dtype.kind not in "bui", epsilon(array))
+    means = sums / finite
+    moments = [np.sqrt(means[0]), means[1], means[2], np.cbrt(means[3]), means[4] ** 0.25]
+    first = wide(array.ravel()[:1000])
+    first = first[np.isfinite(first)]
+    telling = len(np.unique(first)) > 2 if array.size > 1 else bool(first[0] not in (0, 1, -1))
+    numbers = np.array([*[scale * m for m in moments], *ends])
+    return Print(array.size, finite, numbers, telling and array.dtype.kind not in "bui", epsilon(array))
 
 
 class Prints(Generic[T]):

@@ -222,8 +222,8 @@ def torch_gradients(
     finally:
         for parameter in frozen:
             parameter.requires_grad_(False)
-    arrays = [_array(torch.zeros_like(x) if g is None else g) for x, g in zip(wanted, found)]
-    return [*names, *[""] * len(parameters)], [_array(x) for x in wanted], arrays
+    arrays = [_array(torch.zeros_like(x) if g is None else g, copied=False) for x, g in zip(wanted, found)]
+    return [*names, *[""] * len(parameters)], [_array(x, copied=False) for x in wanted], arrays
 
 
 def _torch() -> Any:
@@ -251,12 +251,12 @@ def _tensors(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
             yield from _tensors(part, f"{place}[{i}]")
 
 
-def _array(tensor: Any) -> np.ndarray:
+def _array(tensor: Any, *, copied: bool = True) -> np.ndarray:
     torch = _torch()
     tensor = tensor.detach().cpu()
     if tensor.dtype == torch.bfloat16:
         return np.asarray(jnp.asarray(tensor.float().numpy(), jnp.bfloat16))
-    return np.array(tensor.numpy())
+    return np.array(tensor.numpy()) if copied else tensor.numpy()
 
 
 def _gradient(tensor: Any) -> np.ndarray | None:
@@ -371,6 +371,9 @@ _EXACT = frozenset(
 )
 
 
+_PRIME = 65_521
+
+
 def _jittered(torch: Any, out: Any, random: Any) -> Any:
     """Half of the elements moved by one unit in the last place."""
 
@@ -378,8 +381,12 @@ def _jittered(torch: Any, out: Any, random: Any) -> Any:
         if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
             return tensor
         unit = torch.finfo(tensor.dtype).eps
-        steps = torch.randint(-1, 2, tuple(tensor.shape), generator=random)
-        return tensor * (1 + unit * steps).to(tensor.dtype)
+        # A prime number of factors, repeated: random numbers for each weight would take longer than the model.
+        steps = torch.randint(-1, 2, (min(tensor.numel(), _PRIME),), generator=random)
+        factors = (1 + unit * steps).to(tensor.dtype)
+        if tensor.numel() > _PRIME:
+            factors = factors.repeat(-(-tensor.numel() // _PRIME))[: tensor.numel()]
+        return tensor * factors.view(tensor.shape)
 
     return type(out)(moved(t) for t in out) if isinstance(out, list | tuple) else moved(out)
 

@@ -430,9 +430,10 @@ def gradient_pairs(first: Side, second: Side) -> Gradients | str:
     weights = [[i for i, name in enumerate(side.names) if not name] for side in sides]
     arrays = [[side.inputs[i] for i in numbers] for side, numbers in zip(sides, weights)]
     matches = match_parameters(*arrays)
+    alike = [_Alike(side) for side in arrays]
     added: set[int] = set()
     for m in matches:
-        copies = _copies(arrays[0], m.first), _copies(arrays[1], m.second)
+        copies = alike[0].copies(m.first), alike[1].copies(m.second)
         if m.first in added:
             continue
         one = m.part is None and len(copies[0]) != len(copies[1])  # tied in one program, and two arrays in the other
@@ -442,7 +443,7 @@ def gradient_pairs(first: Side, second: Side) -> Gradients | str:
         ]
         added |= set(copies[0]) if one else set()
         label = f"weight {m.first} {arrays[0][m.first].dtype}{list(np.shape(arrays[0][m.first]))}"
-        if not one and any(_has_other_layouts(side, k) for side, k in zip(arrays, (m.first, m.second))):
+        if not one and any(side.has_other_layouts(k) for side, k in zip(alike, (m.first, m.second))):
             gradients.unchecked.append(f"the gradient of {label}: the programs have it in several layouts")
             continue
         picks = [_sum_of(n, functools.partial(m.of, is_first=i == 0)) for i, n in enumerate(chosen)]
@@ -455,23 +456,32 @@ def gradient_pairs(first: Side, second: Side) -> Gradients | str:
     return gradients
 
 
-def _copies(arrays: Sequence[np.ndarray], number: int) -> tuple[int, ...]:
-    """The arrays that have the same numbers in the same layout as one of them, itself included."""
-    own = arrays[number]
-    return tuple(i for i, x in enumerate(arrays) if i == number or (x.shape == own.shape and np.array_equal(x, own)))
+class _Alike:
+    """Arrays of a program that have the same numbers."""
 
+    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
+        self.arrays = arrays
+        self.prints = [print_of(x) for x in arrays]
 
-def _has_other_layouts(arrays: Sequence[np.ndarray], number: int) -> bool:
-    """Whether another of the arrays has the same numbers in another layout."""
-    own = arrays[number]
-    fingerprint = print_of(own)
-    return fingerprint.telling and any(
-        x.size == own.size
-        and not np.array_equal(x, own)
-        and print_of(x).apart(fingerprint) <= 1e-6
-        and np.array_equal(np.sort(x.ravel()), np.sort(own.ravel()))
-        for x in arrays
-    )
+    def copies(self, number: int) -> tuple[int, ...]:
+        """The arrays with the same numbers in the same layout as one of them, itself included."""
+        own = self.arrays[number]
+        others = self._with_print_of(number)
+        same = [i for i in others if self.arrays[i].shape == own.shape and np.array_equal(self.arrays[i], own)]
+        return tuple(sorted([number, *same]))
+
+    def has_other_layouts(self, number: int) -> bool:
+        """Whether another of the arrays has the same numbers in another layout."""
+        own = self.arrays[number]
+        return self.prints[number].telling and any(
+            not np.array_equal(self.arrays[i], own)
+            and np.array_equal(np.sort(self.arrays[i].ravel()), np.sort(own.ravel()))
+            for i in self._with_print_of(number)
+        )
+
+    def _with_print_of(self, number: int) -> list[int]:
+        own = self.prints[number]
+        return [i for i, other in enumerate(self.prints) if i != number and other.apart(own) <= 1e-6]
 
 
 def _copied(leaf: Any) -> Any:
