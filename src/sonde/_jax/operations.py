@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,11 +13,13 @@ from jax._src import callback as _callback
 from jax._src import debugging as _debugging
 from jax._src import source_info_util as _source_info
 
-from sonde._jax.jaxprs import make_jaxpr, open_jaxpr, sub_jaxprs, with_equations, with_jaxprs
+from sonde._jax.imported import Literal, jit_p
+from sonde._jax.jaxprs import close_jaxpr, make_jaxpr, open_jaxpr, sub_jaxprs, with_equations, with_jaxprs
 
 __all__ = [
     "Frame",
     "current_source",
+    "eval_opened",
     "frames_of",
     "has_callbacks",
     "has_effects_outside",
@@ -25,7 +27,9 @@ __all__ = [
     "implementation_of",
     "is_backward",
     "lines_of",
+    "program_of_call",
     "run_operation",
+    "surroundings",
     "with_other_callbacks",
 ]
 
@@ -60,14 +64,58 @@ def run_operation(
     bound = primitive.get_bind_params(dict(params))
     # 0.10 and later return the parameters alone; a pair would be the functions to bind as well.
     functions, bound = bound if isinstance(bound, tuple) else ((), bound)
+    with surroundings(context, source):
+        outs = primitive.bind(*functions, *values, **bound)
+    return list(outs) if primitive.multiple_results else [outs]
+
+
+@contextlib.contextmanager
+def surroundings(context: Any = None, source: Any = None) -> Iterator[None]:
+    """The settings and scopes of an equation, for what runs in its place; see `run_operation`."""
     with contextlib.ExitStack() as stack:
         if source is not None:
             names = _source_info.current_name_stack() + source.name_stack
             stack.enter_context(_source_info.user_context(source.traceback, name_stack=names))
         if context is not None:
             stack.enter_context(context.manager)
-        outs = primitive.bind(*functions, *values, **bound)
-    return list(outs) if primitive.multiple_results else [outs]
+        yield
+
+
+def program_of_call(eqn: Any) -> Any | None:
+    """The program of a jitted call that says nothing of devices: its equations may run one by one. Else None."""
+    if eqn.primitive is not jit_p:
+        return None
+    shardings = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+    return eqn.params["jaxpr"] if all(type(s).__name__ == "UnspecifiedValue" for s in shardings) else None
+
+
+def eval_opened(jaxpr: Any, *args: Any) -> list[Any]:
+    """Runs a jaxpr under the current trace one equation after the other, also those in jitted calls.
+
+    Such a call would be compiled by itself: each anew, if many layers have one.
+    """
+    opened, consts = open_jaxpr(jaxpr), getattr(close_jaxpr(jaxpr), "consts", ())
+    env = dict(zip([*opened.constvars, *opened.invars], [*consts, *args]))
+
+    def read(v: Any) -> Any:
+        return v.val if isinstance(v, Literal) else env[v]
+
+    used_last = {v: i for i, eqn in enumerate(opened.eqns) for v in eqn.invars if not isinstance(v, Literal)}
+    for v in opened.outvars:
+        used_last.pop(v, None) if not isinstance(v, Literal) else None
+    for i, eqn in enumerate(opened.eqns):
+        values = [read(v) for v in eqn.invars]
+        called = program_of_call(eqn)
+        if called is None:
+            outs = run_operation(eqn.primitive, eqn.params, values, eqn.ctx, eqn.source_info)
+        else:
+            with surroundings(eqn.ctx, eqn.source_info):
+                outs = eval_opened(called, *values)
+        for v in eqn.invars:  # what is not used again need not stay in memory
+            if not isinstance(v, Literal) and used_last.get(v) == i:
+                env.pop(v, None)
+        env.update(zip(eqn.outvars, outs))
+    return [read(v) for v in opened.outvars]
 
 
 def current_source() -> Any:

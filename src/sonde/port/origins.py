@@ -22,6 +22,7 @@ from sonde.port.prints import Print, Prints, print_of
 from sonde.port.rounding import moved_step
 from sonde.programs.unrolled import Step, Tape
 
+_MASKED = -1e9  # masks of this or less are as good as those of minus infinity
 _TIMES = 4  # how many times what rounding did to a fingerprint may be no difference
 
 
@@ -205,7 +206,10 @@ def _numbers(value: Any) -> np.ndarray:
     dtype = getattr(value, "dtype", None)
     if dtype is not None and not (jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)):
         return np.zeros(0)  # a random key
-    return np.asarray(value)
+    array = np.asarray(value)
+    if array.size > 1 and jnp.issubdtype(array.dtype, jnp.floating) and array.min() <= _MASKED:
+        return np.where(array <= _MASKED, np.array(-np.inf, array.dtype), array)
+    return array
 
 
 def _operand(value: Any) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from sonde.core import InNotebook, WholePaths
 from sonde.port.difference import epsilon, wide
 from sonde.port.layouts import Layout, arranged
-from sonde.port.prints import Prints, print_of
+from sonde.port.prints import Print, Prints, print_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -70,13 +70,20 @@ class ParameterMatch:
         return self.layout.of(array if self.part is None else self.part.of(array))
 
 
-def match_parameters(first: Sequence[Any], second: Sequence[Any]) -> list[ParameterMatch]:
+def match_parameters(
+    first: Sequence[Any], second: Sequence[Any], prints: Sequence[Sequence[Print]] | None = None
+) -> list[ParameterMatch]:
     """Pairs the arrays of two programs that have the same elements.
 
     First whole arrays, then rows of stacks, then rows of fused arrays.
+
+    Args:
+        first: The arrays of the first program.
+        second: The arrays of the second.
+        prints: The fingerprints of both, if they are known.
     """
     ours, theirs = [np.asarray(x) for x in first], [np.asarray(x) for x in second]
-    matches = [ParameterMatch(i, k, layout=layout) for i, k, layout in _same_arrays(ours, theirs)]
+    matches = [ParameterMatch(i, k, layout=layout) for i, k, layout in _same_arrays(ours, theirs, prints)]
     for parts in (_rows_of_stacks, _rows_of_fused):
         used = {m.first for m in matches}, {m.second for m in matches}
         for of_first, (whole, others) in ((False, (theirs, ours)), (True, (ours, theirs))):
@@ -123,15 +130,18 @@ def _rows_of_fused(arrays: Mapping[int, np.ndarray], fused: Mapping[int, np.ndar
                         break
 
 
-def _same_arrays(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> list[tuple[int, int, Layout]]:
+def _same_arrays(
+    ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray], prints: Sequence[Sequence[Print]] | None = None
+) -> list[tuple[int, int, Layout]]:
     """The numbers of arrays with the same elements, each once, and the layout of the second."""
-    prints: Prints[int] = Prints()
-    for k, x in enumerate(theirs):
-        prints.add(print_of(x), k)
+    own_prints, other_prints = prints or [[print_of(x) for x in side] for side in (ours, theirs)]
+    search: Prints[int] = Prints()
+    for k, fingerprint in enumerate(other_prints):
+        search.add(fingerprint, k)
     taken: set[int] = set()
     matches = []
-    for i, x in enumerate(ours):
-        for k in prints.equal_to(print_of(x)):
+    for i, (x, fingerprint) in enumerate(zip(ours, own_prints)):
+        for k in search.equal_to(fingerprint):
             same = None if k in taken else arranged(theirs[k], x, functools.partial(_close, x))
             if same is not None:
                 taken.add(k)
@@ -142,8 +152,9 @@ def _same_arrays(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> li
 
 def _close(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether two arrays are the same but for their precision."""
-    tolerance = 4 * epsilon(a, b) if a.dtype != b.dtype else 0.0
-    return bool(np.allclose(wide(a), wide(b), rtol=tolerance, atol=0, equal_nan=True))
+    if a.dtype == b.dtype:
+        return bool(np.array_equal(a, b)) or bool(np.array_equal(wide(a), wide(b), equal_nan=True))
+    return bool(np.allclose(wide(a), wide(b), rtol=4 * epsilon(a, b), atol=0, equal_nan=True))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -25,7 +26,8 @@ class Operation:
         source: The line of the program, as `file:line`.
         scope: The named scopes around it.
         site: The path of the first site after it; `""` if there is none.
-        callers: The lines of the calls that led there, innermost first, as far as they are in the same file.
+        callers: The lines of the calls that led there, innermost first: those in the same file; if that is one of an
+            installed library, those in the file that calls it.
     """
 
     name: str
@@ -36,7 +38,11 @@ class Operation:
     callers: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        called = f", called at line {self.callers[0].rpartition(':')[2]}" if self.callers else ""
+        called = ""
+        if self.callers:
+            line = self.callers[0].rpartition(":")[2]
+            is_same = _file(self.callers[0]) == _file(self.source)
+            called = f", called at {f'line {line}' if is_same else short_place(self.callers[0])}"
         place = f"before {self.site}" if self.site else self.scope
         place = ", ".join(filter(None, [place, short_place(self.source) if self.source else ""]))
         return f"{self.text} ({place}{called})" if place else self.text
@@ -107,9 +113,23 @@ def _parting(explained: Explained, origins: list[list[int]], allowed: float) -> 
 
 def _operation(explained: Explained, side: int, number: int) -> Operation:
     step = explained.tapes[side].steps[number]
-    file = step.source.rpartition(":")[0]
-    callers = tuple(itertools.takewhile(lambda line: line.rpartition(":")[0] == file, step.lines[1:]))
+    lines = step.lines[1:]
+    if step.equation is not None and _is_library(step.source):
+        # A module of a library runs in a line of the user's own.
+        lines = tuple(itertools.dropwhile(_is_library, lines))
+        around = lines[0] if lines else ""
+    else:
+        around = step.source
+    callers = tuple(itertools.takewhile(lambda line: _file(line) == _file(around), lines))
     return Operation(step.name, explained.described(side, number), step.source, step.scope, step.site, callers)
+
+
+def _file(line: str) -> str:
+    return line.rpartition(":")[0]
+
+
+def _is_library(line: str) -> bool:
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(_file(line)).parts)
 
 
 def _numbers_of(tape: Tape, array: np.ndarray) -> list[int]:

@@ -49,23 +49,27 @@ def print_of(array: Any) -> Print:
     """The fingerprint of an array."""
     array = np.asarray(array)
     finite, ends = 0, (np.inf, -np.inf)
-    sums, scale = np.zeros(5), 0.0  # scaled by the largest, so that powers neither overflow nor vanish
+    sums, scale = np.zeros(5), 1.0
     for (block,) in blocks(array):
         x = wide(block)
         # Of complex numbers only sizes are looked at; squares of large integers need floating point.
-        x = np.abs(x) if np.iscomplexobj(x) else x.astype(np.float64)
-        x = x if np.isfinite(x).all() else x[np.isfinite(x)]
+        x = np.abs(x) if np.iscomplexobj(x) else x.astype(np.float64, copy=False)
+        with np.errstate(invalid="ignore", over="ignore"):
+            total = x.sum()
+        if not np.isfinite(total):
+            x = x[np.isfinite(x)]
         if not x.size:
             continue
         finite += x.size
         ends = min(ends[0], float(x.min())), max(ends[1], float(x.max()))
         largest = max(abs(ends[0]), abs(ends[1]))
-        if largest > scale:
+        # Scaled where powers would overflow or vanish.
+        if largest and not scale * 1e-40 < largest < scale * 1e40:
             sums *= (scale / largest) ** _POWERS
             scale = largest
-        x = x / (scale or 1.0)
+        x = x if scale == 1.0 else x / scale
         square = x * x
-        sums += square.sum(), x.sum(), np.abs(x).sum(), square @ x, square @ square
+        sums += x @ x, x.sum(), np.abs(x).sum(), square @ x, square @ square
     if not finite:
         return Print(array.size, 0, np.zeros(7), False, epsilon(array))
     means = sums / finite

@@ -61,6 +61,11 @@ class _Rounding:
 
         for eqn in opened.eqns:
             values = [read(v) for v in eqn.invars]
+            called = _jax.program_of_call(eqn)
+            if called is not None:
+                with _jax.surroundings(eqn.ctx, eqn.source_info):
+                    env.update(zip(eqn.outvars, self.run(called, *values)))
+                continue
             params = _jax.with_jaxprs(eqn.params, self.inside)
             run = functools.partial(_bound, eqn, params)
             # An equation with programs inside has them moved already.

@@ -339,7 +339,8 @@ def _taped(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], jitter: 
         hooks.append(submodule.register_forward_pre_hook(lambda _, __, path=path: scopes.append(path)))
         hooks.append(submodule.register_forward_hook(leave))
     try:
-        with torch.no_grad(), See():
+        # Attention as one operation would hide its scores, its mask and its softmax.
+        with torch.no_grad(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), See():
             result = module(*positional, **named)
             tape.results = [number_of(t) for _, t in _tensors(result)]
     finally:

@@ -37,7 +37,7 @@ class Program:
 
     def __call__(self, *values: Any) -> list[Any]:
         """Runs it on other inputs and constants."""
-        return _jax.eval_jaxpr(self.jaxpr, *values)
+        return _jax.eval_opened(self.jaxpr, *values)
 
     @property
     def values(self) -> tuple[Any, ...]:

@@ -160,7 +160,7 @@ class _Made:
             differs = beyond > 0
         else:
             differs, most = not apart.within(limit), limit.norm(apart.size)
-            beyond = max(beyond_norm(p.array, array, limit), 1) if differs else 0
+            beyond = max(beyond_norm(p.array, array, limit, apart.size), 1) if differs else 0
         return Drift(
             p.path, p.part, p.call, p.iteration, p.gradient, p.array.size, beyond, apart.max_abs, apart.max_rel,
             apart.norm, most, note, p.source, self.result, self.second, layout, self.by, differs or bool(note),

@@ -429,8 +429,8 @@ def gradient_pairs(first: Side, second: Side) -> Gradients | str:
             gradients.add(f"argument {name}", "path", _sum_of([i]), _sum_of([named[name]]))
     weights = [[i for i, name in enumerate(side.names) if not name] for side in sides]
     arrays = [[side.inputs[i] for i in numbers] for side, numbers in zip(sides, weights)]
-    matches = match_parameters(*arrays)
     alike = [_Alike(side) for side in arrays]
+    matches = match_parameters(arrays[0], arrays[1], [side.prints for side in alike])
     added: set[int] = set()
     for m in matches:
         copies = alike[0].copies(m.first), alike[1].copies(m.second)
