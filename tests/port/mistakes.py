@@ -237,7 +237,7 @@ MISTAKES = [
     Mistake(
         "norm without offset",
         lambda m: changed(last(m).norm1.scale, lambda s: s - 1),
-        "blocks/1/norm1",
+        "blocks/1/norm1.*",
         ("gemma", "gemma3"),
     ),
     Mistake(

@@ -6,6 +6,7 @@ A cause is only named if the second program, with it mended, returns what the fi
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from sonde._array_text import short_place
 from sonde.port.difference import distance, epsilon
 from sonde.port.layouts import arranged
 from sonde.port.origins import Explained, scalar_of
-from sonde.programs.unrolled import Step, Tape
+from sonde.programs.unrolled import Step, Tape, as_numbers
 
 
 def _tanh_gelu(x: np.ndarray) -> np.ndarray:
@@ -58,6 +59,7 @@ _ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 _EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-3, 1e-4, 1e-2)  # common ones first
 _MOST_TRIALS = 150
+_MOST_REPEATS = 24  # of a trial at every place of its line: the whole program runs again
 _NEAR = 24  # how many operations after the one at which programs part are tried, too
 
 
@@ -80,12 +82,28 @@ class Cause:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Everywhere:
+    """The same change at every step that the same line made, such as that of each layer.
+
+    Attributes:
+        start: The step of which the trial is made.
+        end: The step whose outputs change: the same one, or one of those that follow it.
+        outputs: These outputs, of the inputs of the first step, the last one, and its inputs.
+    """
+
+    start: int
+    end: int
+    outputs: Callable[[Sequence[Any], Step, Sequence[Any]], list[Any]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Trial:
     """Values of the second program to be replaced, and what that would mean."""
 
     replaced: dict[int, Any]
     text: str
     step: int | None = None
+    everywhere: _Everywhere | None = None
 
 
 def find_cause(explained: Explained, first: list[int], second: list[int], allowed: float) -> Cause | None:
@@ -99,20 +117,58 @@ def find_cause(explained: Explained, first: list[int], second: list[int], allowe
     """
     one, other = explained.tapes
     before = _apart(one, [other.array(i) for i in other.results])
+    enough = min(max(allowed, 32 * epsilon(*[one.array(i) for i in one.results])), before / 4)
     best: Cause | None = None
+    repeats = 0
     for trial in itertools.islice(_trials(explained, first, second), _MOST_TRIALS):
         try:
             values = other.again(trial.replaced) if trial.replaced else []
+            agreement = _apart(one, [as_numbers(values[i]) for i in other.results]) if values else np.inf
+            text = trial.text
+            if agreement > enough and trial.everywhere is not None and repeats < _MOST_REPEATS:
+                places = _alike(other, trial.everywhere)
+                if len(places) > 1:
+                    repeats += 1
+                    values = _again_everywhere(other, trial.everywhere, places)
+                    agreement = _apart(one, [as_numbers(values[i]) for i in other.results])
+                    text = f"{text}, in {len(places)} places"
         except (TypeError, ValueError):  # the shapes do not fit
             continue
-        agreement = _apart(one, [np.asarray(values[i]) for i in other.results]) if values else np.inf
-        enough = min(max(allowed, 32 * epsilon(*[one.array(i) for i in one.results])), before / 4)
         # Of several that agree, the first: another one must be much better.
         if agreement <= enough and (best is None or agreement < best.agreement / 8):
-            best = Cause(trial.text, agreement, trial.step)
+            best = Cause(text, agreement, trial.step)
         if best is not None and best.agreement == 0:
             break
     return best
+
+
+def _alike(tape: Tape, everywhere: _Everywhere) -> list[int]:
+    """The steps that the same line made of the same operation on values of the same shapes."""
+    start, end = tape.steps[everywhere.start], tape.steps[everywhere.end]
+    apart = everywhere.end - everywhere.start
+    return [
+        i
+        for i, (step, last) in enumerate(zip(tape.steps, tape.steps[apart:]))
+        if (step.name, step.lines) == (start.name, start.lines)
+        and (last.name, last.lines) == (end.name, end.lines)
+        and [np.shape(tape.values[k]) for k in step.inputs] == [np.shape(tape.values[k]) for k in start.inputs]
+    ]
+
+
+def _again_everywhere(tape: Tape, everywhere: _Everywhere, places: Sequence[int]) -> list[Any]:
+    """All values of a tape as they are if some steps are changed."""
+    apart = everywhere.end - everywhere.start
+    starts = {id(tape.steps[i]): i for i in places}
+    ends = {id(tape.steps[i + apart]): i for i in places}
+    inputs_of: dict[int, Sequence[Any]] = {}
+
+    def run(step: Step, inputs: Sequence[Any]) -> list[Any]:
+        if id(step) in starts:
+            inputs_of[starts[id(step)]] = inputs
+        place = ends.get(id(step))
+        return step.run(inputs) if place is None else everywhere.outputs(inputs_of[place], step, inputs)
+
+    return tape.again({}, around=run)
 
 
 def _apart(tape: Tape, results: list[np.ndarray]) -> float:
@@ -174,7 +230,8 @@ def _other_number(explained: Explained, f: Step, g: Step) -> Iterator[_Trial]:
     if len(different) == 1:
         number, a, b = different[0]
         new = jnp.full_like(jnp.asarray(other.values[number]), a)
-        yield _run_with(other, g, {number: new}, f"with {_called(g, a)} in place of {b:.6g}")
+        text = f"with {_called(g, a)} in place of {b:.6g}"
+        yield _run_with(other, g, {number: new}, text, _number_for(b, a))
 
 
 def _called(step: Step, number: float) -> str:
@@ -184,15 +241,34 @@ def _called(step: Step, number: float) -> str:
     return f"{step.name} by {number:.6g}" if step.name in ("mul", "div") else f"{number:.6g} in {step.name}"
 
 
-def _run_with(tape: Tape, step: Step, replaced: dict[int, Any], text: str) -> _Trial:
-    """A trial in which one step has other inputs; the inputs of other steps stay."""
+def _run_with(
+    tape: Tape, step: Step, replaced: dict[int, Any], text: str, everywhere: Callable[[Any], Any] | None = None
+) -> _Trial:
+    """A trial in which one step has other inputs; the inputs of other steps stay.
+
+    `everywhere` makes the new input of the old one, for the other steps that the same line made.
+    """
     inputs = [replaced.get(i, tape.values[i]) for i in step.inputs]
     try:
         outs = step.run(inputs)
     except (TypeError, ValueError):
         outs = []
     same = [np.shape(x) == np.shape(tape.values[i]) for x, i in zip(outs, step.outputs)]
-    return _Trial(dict(zip(step.outputs, outs)) if outs and all(same) else {}, text)
+    trial = _Trial(dict(zip(step.outputs, outs)) if outs and all(same) else {}, text)
+    if everywhere is None or not trial.replaced:
+        return trial
+    positions = [k for k, i in enumerate(step.inputs) if i in replaced]
+
+    def outputs(_: Sequence[Any], other: Step, values: Sequence[Any]) -> list[Any]:
+        return other.run([everywhere(x) if k in positions else x for k, x in enumerate(values)])
+
+    number = tape.steps.index(step)
+    return dataclasses.replace(trial, everywhere=_Everywhere(number, number, outputs))
+
+
+def _number_for(old: float, new: float) -> Callable[[Any], Any]:
+    """Puts one number in place of another, and leaves all others."""
+    return lambda x: jnp.full_like(jnp.asarray(x), new) if scalar_of(x) == old else x
 
 
 def _transposed(explained: Explained, g: Step) -> Iterator[_Trial]:
@@ -204,8 +280,9 @@ def _transposed(explained: Explained, g: Step) -> Iterator[_Trial]:
         shape = np.shape(tape.values[number])
         for i, k in itertools.combinations(range(len(shape)), 2):
             if shape[i] == shape[k] and explained.is_moved_input(1, number):
-                new = jnp.swapaxes(jnp.asarray(tape.values[number]), i, k)
-                yield _run_with(tape, g, {number: new}, f"with the weight {list(shape)} transposed")
+                turned = functools.partial(jnp.swapaxes, axis1=i, axis2=k)
+                new = turned(jnp.asarray(tape.values[number]))
+                yield _run_with(tape, g, {number: new}, f"with the weight {list(shape)} transposed", turned)
 
 
 def _missing_bias(explained: Explained, g: Step) -> Iterator[_Trial]:
@@ -254,7 +331,25 @@ def _other_activation(explained: Explained, ours: list[Step], g: Step) -> Iterat
         for name, k in mine[:3]:
             for wanted, y in made.items():
                 if wanted != name and _equal_values(one, y, ours):
-                    yield _Trial({k: jnp.asarray(y)}, f"with {wanted} in place of {name}")
+                    everywhere = _activated_everywhere(other, g, number, k, _ACTIVATIONS[wanted])
+                    yield _Trial({k: jnp.asarray(y)}, f"with {wanted} in place of {name}", everywhere=everywhere)
+
+
+def _activated_everywhere(
+    tape: Tape, g: Step, number: int, result: int, function: Callable[[np.ndarray], np.ndarray]
+) -> _Everywhere | None:
+    """Another activation function of what goes into a step, at all places of its line."""
+    last = tape.makers[result]
+    position = g.inputs.index(number)
+    if last is None or tape.steps[last].outputs != (result,):
+        return None
+
+    def outputs(inputs: Sequence[Any], step: Step, values: Sequence[Any]) -> list[Any]:
+        x = np.asarray(inputs[position])
+        with np.errstate(all="ignore"):
+            return [jnp.asarray(function(x.astype(np.float64)).astype(x.dtype))]
+
+    return _Everywhere(tape.steps.index(g), last, outputs)
 
 
 def _equal_values(tape: Tape, array: np.ndarray, after: Sequence[Step]) -> list[int]:
@@ -326,7 +421,8 @@ def _other_epsilon(explained: Explained, g: Step, ours: Sequence[Step] = ()) -> 
             for value in dict.fromkeys([*settings, *_EPSILONS]):
                 if value != old:
                     new = jnp.full_like(jnp.asarray(tape.values[number]), value)
-                    yield _run_with(tape, g, {number: new}, f"with eps={value:g} in place of {old:.6g}")
+                    text = f"with eps={value:g} in place of {old:.6g}"
+                    yield _run_with(tape, g, {number: new}, text, _number_for(old, value))
 
 
 def _other_operation(explained: Explained, f: Step, g: Step) -> Iterator[_Trial]:

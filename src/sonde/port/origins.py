@@ -20,7 +20,7 @@ from sonde import _jax
 from sonde.port.layouts import are_arranged
 from sonde.port.prints import Print, Prints, print_of
 from sonde.port.rounding import moved_step
-from sonde.programs.unrolled import Step, Tape
+from sonde.programs.unrolled import Step, Tape, as_numbers
 
 _MASKED = -1e9  # masks of this or less are as good as those of minus infinity
 _TIMES = 4  # how many times what rounding did to a fingerprint may be no difference
@@ -203,10 +203,7 @@ def _is_repeated(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def _numbers(value: Any) -> np.ndarray:
-    dtype = getattr(value, "dtype", None)
-    if dtype is not None and not (jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)):
-        return np.zeros(0)  # a random key
-    array = np.asarray(value)
+    array = as_numbers(value)
     if array.size > 1 and jnp.issubdtype(array.dtype, jnp.floating) and array.min() <= _MASKED:
         return np.where(array <= _MASKED, np.array(-np.inf, array.dtype), array)
     return array
@@ -216,7 +213,8 @@ def _operand(value: Any) -> str:
     number = scalar_of(value)
     if number is not None:
         return f"{number:.6g}"
-    return f"{np.dtype(value.dtype).name}{list(np.shape(value))}"
+    name = getattr(value.dtype, "name", str(value.dtype))  # a random key has a dtype of JAX
+    return f"{name}{list(np.shape(value))}"
 
 
 def scalar_of(value: Any) -> float | None:

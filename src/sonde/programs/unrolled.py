@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -75,7 +76,7 @@ class Tape:
 
     def array(self, number: int) -> np.ndarray:
         """A value as an array of NumPy."""
-        return np.asarray(self.values[number])
+        return as_numbers(self.values[number])
 
     def again(
         self,
@@ -103,6 +104,12 @@ class Tape:
                     values[number] = value
                     changed.add(number)
         return values
+
+
+def as_numbers(value: Any) -> np.ndarray:
+    """A value of a program as an array of NumPy: a random key as the numbers in it."""
+    is_key = jnp.issubdtype(getattr(value, "dtype", None) or np.float32, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(value) if is_key else value)
 
 
 def tape_of(program: Program) -> Tape:
@@ -180,10 +187,11 @@ class _Unrolling:
         consts, carry, xs = inputs[: loop.n_consts], inputs[loop.n_consts : first_row], inputs[first_row:]
         body = flatten(loop.body, equation)
         order = range(loop.length or 0)
+        place = {"lines": _jax.lines_of(equation.sources), "scope": "/".join(map(str, equation.names))}
         rows: dict[int, list[int]] = {}
         for iteration in order:
             i = loop.row(iteration)
-            taken = [self.step("row", [x], lambda v, i=i: [v[0][i]])[0] for x in xs]
+            taken = [self.step("row", [x], lambda v, i=i: [v[0][i]], **place)[0] for x in xs]
             outs = self.run(body, [*consts, *carry, *taken])
             carry, rows[i] = outs[: loop.n_carry], outs[loop.n_carry :]
         stacked = body.outputs[loop.n_carry :]
@@ -191,7 +199,8 @@ class _Unrolling:
             types = [body.types[slot] for slot in stacked]
             return [*carry, *[self.add(jnp.zeros((0, *t.shape), t.dtype)) for t in types]]
         stacks = [
-            self.step("rows", [rows[i][k] for i in order], lambda v: [jnp.stack(v)])[0] for k in range(len(stacked))
+            self.step("rows", [rows[i][k] for i in order], lambda v: [jnp.stack(v)], **place)[0]
+            for k in range(len(stacked))
         ]
         return [*carry, *stacks]
 
