@@ -114,7 +114,7 @@ def _parting(explained: Explained, origins: list[list[int]], allowed: float) -> 
 def _operation(explained: Explained, side: int, number: int) -> Operation:
     step = explained.tapes[side].steps[number]
     lines = step.lines[1:]
-    if step.equation is not None and _is_library(step.source):
+    if type(explained.tapes[side]) is Tape and _is_library(step.source):  # those of PyTorch are all in libraries
         # A module of a library runs in a line of the user's own.
         lines = tuple(itertools.dropwhile(_is_library, lines))
         around = lines[0] if lines else ""
