@@ -271,7 +271,8 @@ def contrast(notebook: Lab, first: str, second: str) -> float:
 BACKGROUND = """
 for (let e = arguments[0]; e; e = e.parentElement) {
   const color = getComputedStyle(e).backgroundColor;
-  if (!/, 0\\)$|transparent/.test(color)) return color;
+  const alpha = /rgba\\(.*, ([\\d.]+)\\)/.exec(color);
+  if (color !== 'transparent' && (!alpha || alpha[1] > 0.5)) return color;  // a tint shows what is behind it
 }
 return 'white';
 """

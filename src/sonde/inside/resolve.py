@@ -89,7 +89,7 @@ def find(thing: Any) -> Found:
 
 def _asked_for(function: types.FunctionType) -> Found:
     """A function with those in it; raises InsideError if it cannot be looked into."""
-    name = f"{function.__module__}.{function.__qualname__}"
+    name = f"{function.__module__}.{function.__qualname__}".removeprefix("None.")
     place = short_place(f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}")
     reason = machinery(function.__code__.co_filename)
     marks = marks_of(function)

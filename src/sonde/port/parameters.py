@@ -214,7 +214,7 @@ class ParameterMap(InNotebook):
         from rich.table import Table
         from rich.text import Text
 
-        title = f"{len(self.matches)} parameters match, {len(self.missing)} are missing, {len(self.surplus)} surplus"
+        title = f"matched: {len(self.matches)}, missing: {len(self.missing)}, surplus: {len(self.surplus)}"
         table = Table("first", "second", "how", title=title)
         for row in self.rows():
             table.add_row(*map(Text, row))

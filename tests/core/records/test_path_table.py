@@ -94,6 +94,12 @@ def test_layers_that_are_alike_share_a_row_and_what_is_wrong_stays_apart():
     assert lines[0] == "many [b]layers" and "share a row" in lines[1]
 
 
+def test_rows_that_continue_the_one_above_stay_below_it():
+    rows = [(f"blocks/{i}/out" if j == 0 else "", "f32", f"{i + j}", "", "", "") for i in range(40) for j in range(2)]
+    lines = printed(WholePaths(a_table(rows)), 100).splitlines()[2:]
+    assert [line.split()[-1] for line in lines] == [f"{i + j}" for i in range(40) for j in range(2)]
+
+
 def test_the_path_of_a_family_is_a_pattern_of_its_layers():
     assert family_of("blocks/3/mlp/4") == ("blocks/*/mlp/4", "3") and family_of("loss") == ("loss", "")
     path = family_path("blocks/*/mlp/4", ["0", "1", "2", "5", "7", "8"])

@@ -139,7 +139,7 @@ class WholePaths:
         headers, rows = _headers_and_rows(self.table)
         if self.table.title:
             yield Text(_plain(self.table.title), style="bold")
-        if len(rows) > MOST_LINES and len(fewer := _folded(rows)) < len(rows):
+        if len(rows) > MOST_LINES and all(row.path for row in rows) and len(fewer := _folded(rows)) < len(rows):
             yield Text("Layers that are alike share a row, with the range of their numbers.", style="dim")
             rows = fewer
         names = [Text(header, style="dim") for header in headers]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from sonde.report.findings.finding import Finding
@@ -11,6 +12,10 @@ from sonde.tools.numerics.nonfinite import NonFinite
 _OVERFLOW = (
     "An infinity comes from a number that grew too large: look at the ranges before it; compute it in a wider dtype, "
     "subtract the maximum before exp, or normalize what goes in."
+)
+_POLE = (
+    "An infinity of a logarithm or a quotient comes from a zero: add a small number, or replace the zeros before the "
+    "operation. A where after it hides the infinity and leaves NaN in the gradient."
 )
 _NAN = (
     "A NaN without an infinity before it comes from 0/0, inf-inf, the root or logarithm of a negative number, or is in "
@@ -76,7 +81,8 @@ def _problem(origin: NonFinite, masks: Sequence[tuple[Examined, Step]]) -> Findi
         text += f" Not finite at the end: {', '.join(origin.results[:2])}{more}."
     if masks and masks[0][0].path != origin.path and not origin.gradient:
         text += f" {masks[0][0].name} holds -Inf."
-    hint = _BACKWARD if origin.gradient else _OVERFLOW if origin.infs else _NAN
+    of_infinity = _POLE if _is_pole(origin) else _OVERFLOW
+    hint = _BACKWARD if origin.gradient else of_infinity if origin.infs else _NAN
     return Finding("problem", "nonfinite", origin.path, text, hint, origin.source)
 
 
@@ -84,9 +90,16 @@ def _line(origin: NonFinite) -> str:
     return f"line {origin.source.rpartition(':')[2]}" if origin.source else ""
 
 
+def _is_pole(origin: NonFinite) -> bool:
+    """Whether an infinity comes from a zero and not from a large number: log(0), 1 / 0."""
+    return bool(re.search(r"(^log|^rsqrt)\w*\(|/ -?0$", origin.element))
+
+
 def _sentence(origin: NonFinite) -> str:
     """The operation with its operands in numbers."""
     operands = origin.element or " and ".join(origin.operands)
     if origin.operation in ("argument", "constant"):
         return f"it is in {origin.operation} {operands}."
+    if origin.element.startswith(f"{origin.operation}("):
+        return f"{origin.element}."
     return f"{origin.operation} of {operands}."
