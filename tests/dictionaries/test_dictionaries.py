@@ -106,6 +106,16 @@ def test_explained_variance_over_batches_is_that_of_all_rows():
     residual = ((np.asarray(made(whole)) - whole) ** 2).sum()
     assert parts.explained == pytest.approx(1 - residual / ((whole - whole.mean(0)) ** 2).sum(), rel=1e-4)
     assert parts.active == pytest.approx((by_hand(made, whole) > 0).sum(1).mean(), rel=1e-6)
+    output, lengths = np.asarray(made(whole)), np.linalg.norm(whole, axis=1)
+    cosines = (output * whole).sum(1) / np.linalg.norm(output, axis=1) / lengths
+    expected = [
+        by_hand(made, whole).sum(1).mean(),
+        ((output - whole) ** 2).mean(),
+        cosines.mean(),
+        (np.linalg.norm(output, axis=1) / lengths).mean(),
+    ]
+    found = [parts.size, parts.squared_error, parts.cosine, parts.relative_length]
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
 def test_dead_features_are_revived():

@@ -27,12 +27,20 @@ class Figures:
         explained: The part of the target's variance that the output explains; 1 is all.
         dead: How many features were never active.
         density: For each feature, the fraction of the inputs on which it is active.
+        size: The sum of the features per input (L1).
+        squared_error: The mean squared error of a number of the output.
+        cosine: The mean cosine between output and target.
+        relative_length: The mean length of the output, relative to that of the target: below 1 if features shrink.
     """
 
     active: float
     explained: float
     dead: int
     density: np.ndarray
+    size: float = float("nan")
+    squared_error: float = float("nan")
+    cosine: float = float("nan")
+    relative_length: float = float("nan")
 
 
 def evaluate(dictionary: Dictionary, batches: Iterable[Any]) -> Figures:
@@ -47,9 +55,10 @@ def evaluate(dictionary: Dictionary, batches: Iterable[Any]) -> Figures:
         True
     """
     n, active, squares = 0, np.zeros(dictionary.n_features), 0.0
-    mean, around = np.zeros(dictionary.d_out), 0.0
+    mean, around, totals = np.zeros(dictionary.d_out), 0.0, np.zeros(3)
     for x, y in pairs(iter(batches), dictionary):
-        fired, squared, middle, spread = jax.device_get(_sums(dictionary, x, y))
+        fired, squared, middle, spread, sums = jax.device_get(_sums(dictionary, x, y))
+        totals += sums
         share = len(x) / (n + len(x))
         away = middle - mean
         around += float(spread) + float(away @ away) * n * share
@@ -58,15 +67,27 @@ def evaluate(dictionary: Dictionary, batches: Iterable[Any]) -> Figures:
     if not n:
         raise ValueError("evaluate: there are no batches")
     explained = 1 - squares / around if around else float("nan")
-    return Figures(float(active.sum() / n), explained, int((active == 0).sum()), active / n)
+    size, cosine, length = (totals / n).tolist()
+    return Figures(
+        active=float(active.sum() / n),
+        explained=explained,
+        dead=int((active == 0).sum()),
+        density=active / n,
+        size=size,
+        squared_error=squares / n / dictionary.d_out,
+        cosine=cosine,
+        relative_length=length,
+    )
 
 
 @jax.jit
 def _sums(dictionary: Dictionary, x: jax.Array, y: jax.Array) -> Any:
     features = dictionary.activate(dictionary.pre_activations(x))
-    middle = jnp.mean(y, 0)
-    squared = jnp.sum((dictionary.decode(features) + dictionary.skipped(x) - y) ** 2)
-    return jnp.sum(features > 0, 0), squared, middle, jnp.sum((y - middle) ** 2)
+    output, middle = dictionary.decode(features) + dictionary.skipped(x), jnp.mean(y, 0)
+    lengths = [jnp.maximum(jnp.linalg.norm(side, axis=-1), 1e-12) for side in (output, y)]
+    cosines = jnp.sum(output * y, -1) / (lengths[0] * lengths[1])
+    sums = jnp.stack([jnp.sum(features), jnp.sum(cosines), jnp.sum(lengths[0] / lengths[1])])
+    return jnp.sum(features > 0, 0), jnp.sum((output - y) ** 2), middle, jnp.sum((y - middle) ** 2), sums
 
 
 @accepts_old_keywords("sonde.dictionaries.loss_recovered")
