@@ -210,3 +210,18 @@ def test_every_script_of_the_page_exists_and_names_what_it_imports(client: TestC
                 assert re.search(named, exported, re.M), (name, word)
     assert {"main.js", "shared.js", "siteview.js", "connection.js"} <= seen
     assert assets._DECLARED.findall("function a() {}\n  const inner = 1;\nconst b = 2;") == ["a", "b"]
+
+
+def test_a_server_that_is_not_used_ends_by_itself_but_not_while_a_page_is_open() -> None:
+    import websockets.sync.client
+
+    served = sonde.view(program, jnp.ones(3))
+    waiting = threading.Thread(target=served.wait, args=(0.2,), daemon=True)
+    with websockets.sync.client.connect(served.address.replace("http", "ws", 1).replace("/?", "/ws?")) as page:
+        page.send('{"id": 1, "op": "hello"}')
+        page.recv(timeout=10)
+        waiting.start()
+        waiting.join(1.5)
+        assert served.open_pages == 1 and waiting.is_alive()
+    waiting.join(20)
+    assert not waiting.is_alive()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sonde.demo.story import Story
 
 PAGE = "sonde-demo.html"
+_UNUSED = 60.0  # seconds without an open page after which the demo ends
 EXITS = """\b
 Exit codes:
   0  the induction head and the defect were found
@@ -71,21 +72,29 @@ def demo(context: click.Context, model: str, seed: int, out: str, with_view: boo
         show_json(story.to_json() | {"page": str(page)})
     else:
         show(story_of.show(story), "")
+        is_served = _is_served(with_view)
+        if not is_served and with_view is None:
+            show("To look at the two models with the mouse: sonde demo --view")
         show_page(page)
-        _look(story, with_view)
+        if is_served:
+            _serve(story)
     context.exit(FOUND if story.problems else FINE)
 
 
-def _look(story: Story, with_view: bool | None) -> None:
-    """Serves the models of the demo until Ctrl-C; or says how to."""
+def _is_served(with_view: bool | None) -> bool:
+    """Whether the live page is served: if it was asked for, or on a terminal where it can be."""
+    if with_view is not None:
+        return with_view
     has_server = all(importlib.util.find_spec(name) for name in ("starlette", "uvicorn", "websockets"))
-    if with_view or (with_view is None and has_server and console().is_terminal):
-        from sonde.cli.view import serve
-        from sonde.demo.viewing import subjects
+    return has_server and console().is_terminal
 
-        serve(subjects(story))
-    elif with_view is None:
-        show("look at the two models with the mouse: sonde demo --view")
+
+def _serve(story: Story) -> None:
+    """Serves the models of the demo while a page is open, and for a minute without one."""
+    from sonde.cli.view import serve
+    from sonde.demo.viewing import subjects
+
+    serve(subjects(story), idle=_UNUSED)
 
 
 def _pretrained(context: click.Context, out: str, as_json: bool) -> None:

@@ -95,7 +95,13 @@ def view(
 
 
 def serve(
-    subjects: Subjects, *, host: str = "127.0.0.1", port: int = 0, token: str | None = None, browser: bool = True
+    subjects: Subjects,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    token: str | None = None,
+    browser: bool = True,
+    idle: float | None = None,
 ) -> None:
     """Serves a page until Ctrl-C.
 
@@ -105,6 +111,7 @@ def serve(
         port: The port; 0 takes a free one.
         token: The token of the address; None makes one.
         browser: Whether to open a browser, if this is a terminal.
+        idle: After how many seconds without an open page it ends by itself; never, if None.
     """
     from sonde.viewer.server import LOOPBACK, Served
 
@@ -118,9 +125,9 @@ def serve(
     out.print(f"look: {served.address}", soft_wrap=True)
     if browser and out.is_terminal:
         webbrowser.open(served.address)
-        hint("Stop with Ctrl-C.")
+        hint("Stop with Ctrl-C." if idle is None else f"Ends {idle:.0f} s after the page is closed, or with Ctrl-C.")
     try:
-        served.wait()
+        served.wait(idle)
     except KeyboardInterrupt:
         served.close()
 

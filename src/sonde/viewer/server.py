@@ -18,6 +18,7 @@ import json
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -51,6 +52,7 @@ _REPORT_HEADERS = _HEADERS | {
     "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
 }
 _ANY = ("0.0.0.0", "::")
+_MOMENT = 0.5  # seconds between two looks at whether a page is open
 
 
 @dataclasses.dataclass
@@ -90,12 +92,13 @@ def _is_number(host: str | None) -> bool:
     return True
 
 
-def application(subjects: Subjects, door: Door) -> Any:
+def application(subjects: Subjects, door: Door, conversations: set[Conversation] | None = None) -> Any:
     """The server as an ASGI application.
 
     Args:
         subjects: What was opened, by name.
         door: Who may come in.
+        conversations: Where those with open pages are kept.
     """
     _extras.load("starlette", extra="view", purpose=_PURPOSE)
     from starlette.applications import Starlette
@@ -103,6 +106,7 @@ def application(subjects: Subjects, door: Door) -> Any:
     from starlette.routing import Route, WebSocketRoute
 
     pool = threads()
+    open_ones: set[Conversation] = set() if conversations is None else conversations
 
     def refused() -> Response:
         return Response("Open the address that `sonde view` printed: it has a token.", 403, _HEADERS)
@@ -127,7 +131,7 @@ def application(subjects: Subjects, door: Door) -> Any:
             await connection.close(4403)
             return
         await connection.accept()
-        await _talk(connection, subjects, pool)
+        await _talk(connection, subjects, pool, open_ones)
 
     async def report(request: Any) -> Response:
         if not door.admits(request.headers, request.query_params.get("token", "")):
@@ -141,7 +145,9 @@ def application(subjects: Subjects, door: Door) -> Any:
     return Starlette(routes=routes)
 
 
-async def _talk(connection: Any, subjects: Subjects, pool: concurrent.futures.Executor) -> None:
+async def _talk(
+    connection: Any, subjects: Subjects, pool: concurrent.futures.Executor, open_ones: set[Conversation]
+) -> None:
     """Answers the questions of one page until it is closed."""
     from starlette.websockets import WebSocketDisconnect
 
@@ -161,6 +167,7 @@ async def _talk(connection: Any, subjects: Subjects, pool: concurrent.futures.Ex
             sent.close()
 
     conversation = Conversation(subjects, pool, send_from_thread)
+    open_ones.add(conversation)
     try:
         while True:
             text = await connection.receive_text()
@@ -171,6 +178,7 @@ async def _talk(connection: Any, subjects: Subjects, pool: concurrent.futures.Ex
     except (WebSocketDisconnect, KeyError):  # closed; or bytes, which our page never sends
         pass
     finally:
+        open_ones.discard(conversation)
         conversation.close()
 
 
@@ -198,8 +206,9 @@ class Served:
         except OSError as error:
             listening.close()
             raise OSError(f"the page cannot be served on {host}, port {port}: {error.strerror}") from error
+        self._conversations: set[Conversation] = set()
         config = uvicorn.Config(
-            application(subjects, self.door),
+            application(subjects, self.door, self._conversations),
             log_level="warning",
             ws_max_size=_MOST_BYTES,
             lifespan="off",
@@ -212,9 +221,24 @@ class Served:
         shown = f"[{own}]" if ":" in own else own
         self.address = f"http://{shown}:{bound}/?token={self.door.token}"
 
-    def wait(self) -> None:
-        """Returns when the server has stopped."""
-        self._thread.join()
+    def wait(self, idle: float | None = None) -> None:
+        """Returns when the server has stopped.
+
+        Args:
+            idle: After how many seconds without an open page it stops by itself; never, if None.
+        """
+        unused_since = time.monotonic()
+        while self._thread.is_alive():
+            self._thread.join(_MOMENT)
+            if self.open_pages:
+                unused_since = time.monotonic()
+            elif idle is not None and time.monotonic() - unused_since > idle:
+                self.close()
+
+    @property
+    def open_pages(self) -> int:
+        """How many pages are open."""
+        return len(self._conversations)
 
     def close(self) -> None:
         """Stops the server."""

@@ -56,6 +56,7 @@ function mixed(low, high, share) {
 }
 
 function percent(share) {
+  if (!Number.isFinite(share)) return "not finite";
   if (share > 0 && share < 0.001) return "<0.1 %";
   return `${share >= 0.1 ? Math.round(share * 100) : Number((share * 100).toFixed(1))} %`;
 }

@@ -96,7 +96,7 @@ export function nextTokens(reading, explain) {
     const was = likely.was === null ? null : Number(likely.was);
     const isTarget = token === likely.id;
     const isAgainst = against === likely.id;
-    const bar = el("span", { class: "bar", "aria-hidden": "true" }, el("i", { width: `${100 * p}%` }));
+    const bar = el("span", { class: "bar", "aria-hidden": "true" }, el("i", { width: `${100 * (p || 0)}%` }));
     if (was !== null) {
       const before = el("b", { class: "was" });
       before.style.left = `${100 * was}%`;
