@@ -139,7 +139,7 @@ def frames_of(source: Any) -> list[Frame]:
 def implementation_of(primitive: Any, params: dict[str, Any], types: Sequence[Any]) -> Any:
     """The program behind a primitive of another package, whose implementation is a function of JAX operations.
 
-    Equinox and the packages on it define such primitives: linear solves, loops with checkpoints.
+    Solvers define such primitives for linear solves and for loops with checkpoints.
 
     Returns:
         A closed jaxpr; None if the primitive is one of JAX, or if its implementation cannot be traced.
