@@ -167,4 +167,4 @@ def test_run_says_what_was_looked_at_if_a_script_raises(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import jax\njax.jit(lambda x: x + 1)(1.0)\nraise KeyError('other')\n")
     done = process("-m", "sonde.cli", "run", str(tmp_path / "script.py"))
     assert done.returncode == 1 and "KeyError: 'other'" in done.stderr
-    assert "no NaN or Inf in the results of 1 call of jitted functions" in done.stderr
+    assert "no NaN or Inf was made in the 1 call of transformed functions and loops before this" in done.stderr

@@ -13,6 +13,8 @@ from tests.tools.planted import INPUT, Planted, planted
 from sonde import first_nonfinite
 
 FEW = range(6)
+# Here the program goes on with the copy of a function that has no sites.
+TRACED_TWICE = (29,)
 MANY = range(100)
 MANY_MORE = range(6, 1000)
 # These put Inf in as a constant, as masks do: what is named may be the operation that made NaN of it.
@@ -40,7 +42,7 @@ def check(program: Planted) -> bool:
     return got == (program.path, program.gradient, program.call, program.iteration, program.example)
 
 
-@pytest.mark.parametrize("seed", FEW)
+@pytest.mark.parametrize("seed", [*FEW, *TRACED_TWICE])
 def test_the_place_is_found(seed):
     assert check(planted(seed))
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from sonde import _jax
 from sonde.core import NamedLoop, Site, View, path_under, row_path, sites_inside, starred
-from sonde.programs.flat import Mark
+from sonde.programs.flat import Level, Mark
 from sonde.why.walk import Birth, Scene, Step
+
+_FEW = 64  # elements of a constant, for it to be compared with others
 
 
 class SiteName(NamedTuple):
@@ -29,8 +33,9 @@ class SiteName(NamedTuple):
 
 def site_of(birth: Birth) -> SiteName:
     """The first site on the way from a birth to the result; the scope around the birth, if there is none."""
+    twins: dict[Level, list[Hashable]] = {}
     for step in reversed(birth.way):
-        for mark in step.scene.level.marks.get(step.slot, ()):
+        for mark in _marks_of(step, twins):
             mapped = sum(not axis.is_loop for axis in mark.view.axes)
             path = path_of(step.scene, mark.names, mark.site.path)
             example = step.index[:mapped] if mapped else example_of(birth)
@@ -40,6 +45,42 @@ def site_of(birth: Birth) -> SiteName:
         return SiteName("", 0, False, example_of(birth))
     path = path_of(birth.step.scene, equation.names, "").rstrip("/")
     return SiteName(path, 0, equation.backward, example_of(birth))
+
+
+def _marks_of(step: Step, twins: dict[Level, list[Hashable]]) -> Sequence[Mark]:
+    """The sites that a value passes, or that the same value passes where the program computes it another time.
+
+    JAX traces a function twice for its own rule of derivatives, for one. The sites are in one of the copies, and the
+    program may go on with the other.
+
+    Args:
+        step: The value.
+        twins: For levels that were looked at, what the slots are computed from: equal where they are the same value.
+    """
+    level = step.scene.level
+    if step.slot in level.marks or not level.marks:
+        return level.marks.get(step.slot, ())
+    if level not in twins:
+        twins[level] = _recipes(level)
+    recipes = twins[level]
+    return next((marks for slot, marks in level.marks.items() if recipes[slot] == recipes[step.slot]), ())
+
+
+def _recipes(level: Level) -> list[Hashable]:
+    """For each slot a number that two slots share if the same operations have computed them from the same values."""
+    numbers: dict[Hashable, int] = {}
+    recipes: list[Hashable] = list(range(-1, -1 - len(level.types), -1))  # inputs: each is itself
+    for slot, value in level.constants.items():
+        if isinstance(value, int | float | np.generic | np.ndarray) and np.size(value) < _FEW:
+            recipe = "constant", str(level.types[slot]), np.asarray(value).tobytes()
+            recipes[slot] = numbers.setdefault(recipe, len(numbers))
+    for equation in level.equations:
+        settings = tuple((k, v) for k, v in equation.params.items() if isinstance(v, int | float | str | tuple))
+        operands = tuple(recipes[slot] for slot in equation.inputs)
+        for which, slot in enumerate(equation.outputs):
+            recipe = equation.name, which, str(level.types[slot]), repr(settings), operands
+            recipes[slot] = numbers.setdefault(recipe, len(numbers))
+    return recipes
 
 
 def example_of(birth: Birth) -> tuple[int, ...]:

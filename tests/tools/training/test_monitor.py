@@ -126,7 +126,9 @@ def test_tensorboard_and_weights_and_biases(monkeypatch):
         def flush(self):
             written.append("flush")
 
-    run = types.SimpleNamespace(log=lambda numbers, step: written.append((numbers, step)))
+    run = types.SimpleNamespace(
+        log=written.append, define_metric=lambda name, step_metric: written.append((name, step_metric))
+    )
     fakes = {
         "tensorboardX": types.SimpleNamespace(SummaryWriter=SummaryWriter),
         "wandb": types.SimpleNamespace(run=run),
@@ -138,7 +140,13 @@ def test_tensorboard_and_weights_and_biases(monkeypatch):
     )
     step(jnp.float32(2.0))
     step.flush()
-    assert written == ["logs", ("h/mean", 2.0, 0), "flush", ({"h/mean": 2.0}, 0)]
+    assert written == [
+        "logs",
+        ("h/mean", 2.0, 0),
+        "flush",
+        ("h/mean", "monitored_step"),
+        {"h/mean": 2.0, "monitored_step": 0},
+    ]
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def _scale_finding(members: Sequence[tuple[Examined, float]], gradient: bool) ->
     ordered = list(reversed(members)) if gradient else list(members)
     scales = [scale for _, scale in ordered]
     alone = find_outlier(scales, GRADIENT_OUTLIER_RATIO if gradient else OUTLIER_RATIO, OUTLIER_SPREAD)
-    if alone is not None and alone.index in (0, len(scales) - 1) and not _is_far(alone):
+    if alone is not None and alone.index in (0, len(scales) - 1) and not _is_far_end(alone, scales):
         alone = None
     what = "gradient" if gradient else "value"
     if alone is not None:
@@ -134,6 +134,12 @@ def _is_of_few_elements(site: Examined) -> bool:
         peak = max(abs(s.min or 0.0), abs(s.max or 0.0))
         shares.append((peak / s.norm) ** 2 if s.norm else 0.0)
     return float(np.median(shares)) > FEW_ELEMENTS
+
+
+def _is_far_end(outlier: Outlier, scales: Sequence[float]) -> bool:
+    """Whether the first or the last layer is far from its neighbor, too: scales may drift through the layers."""
+    neighbor = scales[1] if outlier.index == 0 else scales[-2]
+    return _is_far(outlier) and abs(math.log(scales[outlier.index] / neighbor)) > math.log(END_RATIO)
 
 
 def _is_far(outlier: Outlier) -> bool:

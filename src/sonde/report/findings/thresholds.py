@@ -40,7 +40,7 @@ OUTLIER_RATIO = 4.0
 GRADIENT_OUTLIER_RATIO = 10.0
 """The same for gradients, which differ more from layer to layer."""
 END_RATIO = 25.0
-"""The same for the first and the last layer, whose neighbors are not layers of the family."""
+"""The same for the first and the last layer, whose neighbors are not layers of the family; also from the next layer."""
 WEIGHT_RATIO = 6.0
 """The same for weights."""
 MATRIX_RATIO = 15.0

@@ -15,6 +15,8 @@ from typing import Any
 
 Writer = Callable[[int, Mapping[str, float]], None]
 
+_MONITORED_STEP = "monitored_step"
+
 
 def json_lines(path: str | Path) -> Writer:
     """A writer that appends one line per step to a file: `{"step": 10, "h/mean": 0.5}`.
@@ -45,19 +47,32 @@ def tensorboard(folder: str | Path) -> Writer:
 
 
 def weights_and_biases(run: Any = None) -> Writer:
-    """A writer to a run of Weights & Biases, by default the current one (needs the extra `sonde-jax[wandb]`)."""
+    """A writer to a run of Weights & Biases, by default the current one (needs the extra `sonde-jax[wandb]`).
+
+    The numbers are drawn over `monitored_step`. They arrive later than the script's own `run.log` of the same step, and
+    the run drops what is logged for an earlier one of its own steps.
+    """
     if run is None:
         wandb = _optional("wandb", "wandb")
         run = wandb.run or wandb.init()
+    defined: set[str] = set()
 
     def write(step: int, numbers: Mapping[str, float]) -> None:
-        run.log(dict(numbers), step=step)
+        for name in numbers:
+            if name not in defined:
+                run.define_metric(name, step_metric=_MONITORED_STEP)
+                defined.add(name)
+        run.log({**numbers, _MONITORED_STEP: step})
 
     return write
 
 
 def mlflow(client: Any = None) -> Writer:
-    """A writer of metrics to the active run of MLflow (needs `mlflow`); or to anything with its `log_metrics`."""
+    """A writer of metrics to the active run of MLflow (needs the extra `sonde-jax[mlflow]`).
+
+    Args:
+        client: Anything else with MLflow's `log_metrics`.
+    """
     target = _optional("mlflow", "mlflow") if client is None else client
 
     def write(step: int, numbers: Mapping[str, float]) -> None:
