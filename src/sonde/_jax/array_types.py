@@ -69,9 +69,9 @@ def plain_type_of(value: Any) -> Any:
 
 def typed_like(value: Any, other: Any) -> Any:
     """An array with the weak type of another one, if it has one, that varies over the mesh as that one does."""
-    weak, wanted = (bool(getattr(typeof(x), "weak_type", False)) for x in (value, other))
-    if weak != wanted:
-        value = _lax._convert_element_type(value, typeof(value).dtype, weak_type=wanted)
+    weak, weak_wanted = (bool(getattr(typeof(x), "weak_type", False)) for x in (value, other))
+    if weak != weak_wanted:
+        value = _lax._convert_element_type(value, typeof(value).dtype, weak_type=weak_wanted)
     return varying_over(value, varying_axes(other))
 
 

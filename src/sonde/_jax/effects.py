@@ -91,9 +91,9 @@ def register_partial_evaluation(
         residuals = [x for x, i in zip(eqn.invars, instantiated_in) if type(x) is Var and not i]
         if any(unknown_in):
             n = n if may_divide(eqn.params) else 0
-            known = [(x, out) for x, out, u in zip(eqn.invars[:n], eqn.outvars, unknown_in) if not u]
+            known_pairs = [(x, out) for x, out, u in zip(eqn.invars[:n], eqn.outvars, unknown_in) if not u]
             unknown_out = [*unknown_in[:n], *[True] * (n_out - n)]
-            return _passing_on(known), eqn, unknown_out, [True] * n_out, residuals
+            return _passing_on(known_pairs), eqn, unknown_out, [True] * n_out, residuals
         again = run_again(eqn.params)
         if again is not None:
             return eqn, eqn.replace(params=again), [False] * n_out, [True] * n_out, residuals

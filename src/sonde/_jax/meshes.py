@@ -79,7 +79,7 @@ def spec_of_shard(value: Any, *axes: Any) -> Any:
     """How a value inside a shard_map becomes a global array with these axes; sums that are not done yet stay so."""
     kind = getattr(typeof(value), "manual_axis_type", None)
     names = ("unreduced", "reduced", "unreduced_kind")
-    return jax.P(*axes, **{name: found for name in names if (found := getattr(kind, name, None))})
+    return jax.P(*axes, **{name: names_of_kind for name in names if (names_of_kind := getattr(kind, name, None))})
 
 
 def explicit_sharding(aval: Any) -> Any:

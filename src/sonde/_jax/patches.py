@@ -195,10 +195,12 @@ def prepare_while_loops_for_remat(
 
     def new_partial_eval(trace: Any, *tracers: Any, **params: Any) -> Any:
         is_unknown = [not t.is_known() for t in tracers]
-        known = _known_part(params, is_unknown) if wants(params) and any(is_unknown) and not all(is_unknown) else None
-        if known is None:
+        known_part = (
+            _known_part(params, is_unknown) if wants(params) and any(is_unknown) and not all(is_unknown) else None
+        )
+        if known_part is None:
             return partial_eval(trace, *tracers, **params)
-        forward, outs_unknown = known
+        forward, outs_unknown = known_part
         # A carry that is known at first may later depend on one that is not.
         inputs_unknown = [*is_unknown[: len(tracers) - len(outs_unknown)], *outs_unknown]
         known_outs = iter(

@@ -130,8 +130,8 @@ def _custom_vjp(operation: Any) -> Callable[..., list[Any]]:
         zeros = [ad.Zero(c.aval) if isinstance(c, SymbolicZero) else c for c in cotangents]
         cotangent = operation.out_tree.unflatten(zeros)
         rule = getattr(operation, "vjp_bwd_retval_logs", None)  # 0.12; what is logged is refused by `plain_call`
-        given = trees[0].unflatten(saved), cotangent
-        found = operation.vjp_bwd_retval(*given) if rule is None else rule(*given)[0]
+        arguments = trees[0].unflatten(saved), cotangent
+        found = operation.vjp_bwd_retval(*arguments) if rule is None else rule(*arguments)[0]
         flat = operation.in_tree.flatten_up_to(found)
         return tuple(_instantiated(c, aval) for c, aval in zip(flat, operation.in_avals_flat))
 

@@ -91,12 +91,12 @@ class Editing(Handler):
 
     def entering(self, length: int | None = None) -> Self:
         """The handler whose child is about to run."""
-        new = super().entering(length)
-        if new.named_loops and self.outside is not None:
-            new.key = None  # what functions of the edit mark has the rows of this run
-        elif new.key is not None and length is not None:
-            new.key = (new.key, length, new._named_at)
-        return new
+        inner = super().entering(length)
+        if inner.named_loops and self.outside is not None:
+            inner.key = None  # what functions of the edit mark has the rows of this run
+        elif inner.key is not None and length is not None:
+            inner.key = (inner.key, length, inner._named_at)
+        return inner
 
     def arrays(self) -> list[Any]:
         """The arrays of the edits."""
@@ -104,9 +104,9 @@ class Editing(Handler):
 
     def with_arrays(self, arrays: Sequence[Any]) -> Self:
         """The handler with other arrays."""
-        new, remaining = self.__copy__(), iter(arrays)
-        new.values = jax.tree.map(lambda x: next(remaining) if is_argument(x) else x, self.values)
-        return new
+        copied, remaining = self.__copy__(), iter(arrays)
+        copied.values = jax.tree.map(lambda x: next(remaining) if is_argument(x) else x, self.values)
+        return copied
 
     def carried(self) -> list[Any]:
         """The traced values that the handler holds."""
@@ -115,9 +115,9 @@ class Editing(Handler):
     def carrying(self, values: Sequence[Any]) -> Self:
         """A handler with these values in place of those that `carried` returned."""
         n = len(super().carried())
-        new, remaining = super().carrying(values[:n]), iter(values[n:])
-        new.values = jax.tree.map(lambda x: next(remaining) if isinstance(x, _jax.Tracer) else x, self.values)
-        return new
+        carried, remaining = super().carrying(values[:n]), iter(values[n:])
+        carried.values = jax.tree.map(lambda x: next(remaining) if isinstance(x, _jax.Tracer) else x, self.values)
+        return carried
 
     def calls(self) -> Any:
         """How often each site ran, if an edit depends on that."""
@@ -191,8 +191,8 @@ class Editing(Handler):
         for number in supply.numbers:
             step = self.plan.steps[number]
             is_chosen = step.pattern is None or step.pattern in chosen
-            new = self._answer(supply, number, arrays, where) if is_chosen else None
-            answer += Supply(self.plan, (number,)).nothing(arrays, view) if new is None else new
+            answer_of_step = self._answer(supply, number, arrays, where) if is_chosen else None
+            answer += Supply(self.plan, (number,)).nothing(arrays, view) if answer_of_step is None else answer_of_step
         return answer
 
     def _call(self, supply: Supply, path: str, site: Site) -> int:
@@ -241,9 +241,9 @@ class Editing(Handler):
             if step.iterations is not None:
                 conditions.append(self._is_now(step.iterations, values.iterations, where))
             if step.kind == "record":
-                new, taken = recorded_arrays(values.new, arrays, where.in_rows(rows))
+                recorded, taken = recorded_arrays(values.new, arrays, where.in_rows(rows))
                 conditions.append(taken)
-                supplied = [new]
+                supplied = [recorded]
             elif step.kind == "value":
                 supplied = [given_arrays(values.new, arrays, where.in_rows(rows))]
         conditions = [condition for condition in conditions if condition is not None]
@@ -281,7 +281,7 @@ class Editing(Handler):
 
 
 def _frozen(numbers: dict[Any, set[int]]) -> dict[Any, frozenset[int]]:
-    return {key: frozenset(those) for key, those in numbers.items()}
+    return {key: frozenset(of_key) for key, of_key in numbers.items()}
 
 
 def is_argument(leaf: Any) -> bool:

@@ -47,11 +47,11 @@ class GradientEdit:
         site = self.site
         with with_capture_state(None), calling(self.function, site, "the gradient function of an edit"):
             result = self.function.rebuild(operands)(site.rebuild(cotangents))
-            new = checked_leaves(result, cotangents, site, "the gradient of ")
+            changed = checked_leaves(result, cotangents, site, "the gradient of ")
             positions = self.positions_in(operands)
             if positions is not None:
-                new = at_positions(new, list(cotangents), positions, self.axis, site)
-            return [_jax.typed_like(a, b) for a, b in zip(new, cotangents)]
+                changed = at_positions(changed, list(cotangents), positions, self.axis, site)
+            return [_jax.typed_like(a, b) for a, b in zip(changed, cotangents)]
 
 
 gradient_p = _jax.Primitive("sonde_edited_gradient")

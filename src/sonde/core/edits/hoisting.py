@@ -160,8 +160,8 @@ class _Search:
         return self._pytree(value)
 
     def _all(self, values: Any) -> tuple[Hashable, list[_Remake]]:
-        found = [self.part(value) for value in values]
-        return tuple(key for key, _ in found), [remake for _, remake in found]
+        parts = [self.part(value) for value in values]
+        return tuple(key for key, _ in parts), [remake for _, remake in parts]
 
     def _function(self, function: types.FunctionType) -> tuple[Hashable, _Remake]:
         cells = function.__closure__ or ()
@@ -173,20 +173,20 @@ class _Search:
         )
         before = len(self.arrays)
         key, remake = self.part(inside)
-        kept = same_value(function, without_closure=True)  # its code, and the globals that it reads
+        code_and_globals = same_value(function, without_closure=True)  # its code, and the globals that it reads
         if len(self.arrays) == before:
-            return ("function", kept, key), lambda _: function
+            return ("function", code_and_globals, key), lambda _: function
         code, names, name = function.__code__, function.__globals__, function.__name__  # and not its arrays
 
         def again(arrays: Iterator[Any]) -> Any:
             contents, defaults, keywords = remake(arrays)
             remaining = iter(contents)
             closure = tuple(types.CellType(next(remaining)) if has else types.CellType() for has in filled)
-            new = types.FunctionType(code, names, name, tuple(defaults) or None, closure or None)
-            new.__kwdefaults__ = keywords or None
-            return new
+            rebuilt = types.FunctionType(code, names, name, tuple(defaults) or None, closure or None)
+            rebuilt.__kwdefaults__ = keywords or None
+            return rebuilt
 
-        return ("function", kept, tuple(filled), key), again
+        return ("function", code_and_globals, tuple(filled), key), again
 
     def _pytree(self, value: Any) -> tuple[Hashable, _Remake] | None:
         """A registered pytree, such as a module; not a leaf."""

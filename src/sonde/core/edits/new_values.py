@@ -36,10 +36,10 @@ def recorded_arrays(record: Record, arrays: list[Any], where: Where) -> tuple[li
         return _arrays_of_while(record, arrays, where)
     recorded_along = {axis.name for axis in record.axes[call] if axis.kind == "mesh"}
     mesh_axes = tuple((name, size) for name, size in where.mesh_axes if name in recorded_along)
-    new = given_arrays(record.values[call], arrays, dataclasses.replace(where, mesh_axes=mesh_axes))
+    recorded = given_arrays(record.values[call], arrays, dataclasses.replace(where, mesh_axes=mesh_axes))
     taken = record.taken[call]
     if taken is None:
-        return new, None
+        return recorded, None
     recorded_axes = [axis for axis in record.axes[call] if axis.on_extra("taken")]
     by_name = dict(mesh_axes)
     remaining, axes = iter(where.loops), where.view.axes
@@ -52,7 +52,7 @@ def recorded_arrays(record: Record, arrays: list[Any], where: Where) -> tuple[li
         raise EditError(
             f"edit of {site.path!r} ({site.line}): examples took different branches in the run that was recorded"
         )
-    return new, jnp.reshape(taken, jnp.shape(taken) + (1,) * (len(axes) - jnp.ndim(taken)))
+    return recorded, jnp.reshape(taken, jnp.shape(taken) + (1,) * (len(axes) - jnp.ndim(taken)))
 
 
 def check_is_whole(record: Record, path: object) -> None:
@@ -60,16 +60,17 @@ def check_is_whole(record: Record, path: object) -> None:
     for count, axes in zip(record.counts, record.axes):
         if count is None:
             continue
-        kept = next((axis.size or 0 for axis in axes if axis.kind == "while"), 1)
+        n_recorded = next((axis.size or 0 for axis in axes if axis.kind == "while"), 1)
         if isinstance(count, _jax.Tracer):
             raise EditError(
                 f"edit of {path!r}: the record is of a while_loop, and how many iterations it has is not known while "
                 "the program is traced; make the edit outside of the jitted function"
             )
-        if np.max(count, initial=0) > kept:
+        if np.max(count, initial=0) > n_recorded:
             raise EditError(
                 f"edit of {path!r}: the record is of a while_loop that ran {np.max(count)} times, of which it has only "
-                f"the last {'iteration' if kept == 1 else kept}; capture more of them, with last={np.max(count)}"
+                f"the last {'iteration' if n_recorded == 1 else n_recorded}; capture more of them, with "
+                f"last={np.max(count)}"
             )
 
 
@@ -98,7 +99,7 @@ def _arrays_of_while(record: Record, arrays: list[Any], where: Where) -> tuple[l
     for shard, axis in zip(along_mesh(mesh_axes), [axis for axis in axes if axis.kind == "mesh"]):
         count = shard.slice_of(count) if axis.on_extra("count") else count
         taken = shard.slice_of(taken) if taken is not None and axis.on_extra("taken") else taken
-    new = given_arrays(values, arrays, dataclasses.replace(where, loops=(), named=(), mesh_axes=mesh_axes))
+    recorded = given_arrays(values, arrays, dataclasses.replace(where, loops=(), named=(), mesh_axes=mesh_axes))
     mapped = [axis for axis in axes if axis.kind == "vmap"]
     index, count = _jax.varying_alike(jnp.asarray(whiles[0].index), jnp.asarray(count))
     has_value = room_for_axes(index < count, extra_has(mapped, "count"))
@@ -110,7 +111,7 @@ def _arrays_of_while(record: Record, arrays: list[Any], where: Where) -> tuple[l
             f"edit of {site.path!r} ({site.line}): examples took different branches, or ran a different number of "
             "iterations, in the run that was recorded"
         )
-    return new, has_value
+    return recorded, has_value
 
 
 def given_arrays(new: Any, arrays: list[Any], where: Where) -> list[Any]:
@@ -133,19 +134,19 @@ def arrays_to_add(delta: Any, arrays: Sequence[Any], where: Where) -> list[Any]:
     if tree != site.tree:
         raise EditError(f"perturbation of {site.path!r} ({site.line}): expected the structure {site.tree}, got {tree}")
     parts = [x for x, is_array in zip(parts, site.arrays) if is_array]
-    new = []
+    sums = []
     for i, (part, array) in enumerate(zip(parts, arrays)):
         expected = _jax.typeof(array)
         if part is None:
-            new.append(_jax.zeros_of_type(expected))
+            sums.append(_jax.zeros_of_type(expected))
             continue
         fitted = _part(part, array, where, i)
         if jnp.shape(fitted) != expected.shape:
             raise EditError(
                 f"perturbation of {site.path!r} ({site.line}): expected {describe(expected)}, got {describe(fitted)}"
             )
-        new.append(_jax.varying_over(jnp.asarray(fitted, expected.dtype), _jax.varying_axes(array)))
-    return new
+        sums.append(_jax.varying_over(jnp.asarray(fitted, expected.dtype), _jax.varying_axes(array)))
+    return sums
 
 
 def at_positions(

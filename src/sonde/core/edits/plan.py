@@ -111,7 +111,7 @@ class Paths:
         parts = path.split("/")
         return any(
             all(part == name or (part == STAR and name.isdecimal()) for part, name in zip(parts, names))
-            for names in (other.split("/") for other in self._by_last.get(parts[-1], ()))
+            for names in (path_here.split("/") for path_here in self._by_last.get(parts[-1], ()))
             if len(names) == len(parts)
         )
 
@@ -346,11 +346,11 @@ class Supply:
 
 def running(site: Site, run: Literal["twice", "again"]) -> Site:
     """A site that asks an edit, with another `Supply.run`."""
-    new, before = site.at(site.path), site.supply
+    copied, before = site.at(site.path), site.supply
     if before.run == "again":  # whatever is computed again of a recomputation
         return site
-    new.supply = dataclasses.replace(before, run=run, first=before if run == "again" else None)
-    return new
+    copied.supply = dataclasses.replace(before, run=run, first=before if run == "again" else None)
+    return copied
 
 
 class _Gradients(NamedTuple):
@@ -410,8 +410,8 @@ def _apply(running: RunningPlan, edited: Edited, site: Site) -> Edited:
             continue
         n = 0 if step.function is None else len(step.function.types)
         if step.function is not None:
-            new = functools.partial(_new_arrays, step, named, running.outside, supply.names[number])
-            arrays = _where_it_applies(new, applies, arrays, operands, number, supply)
+            new_arrays = functools.partial(_new_arrays, step, named, running.outside, supply.names[number])
+            arrays = _where_it_applies(new_arrays, applies, arrays, operands, number, supply)
         elif supplied:
             arrays = _replaced(step, applies, supplied, arrays, operands, named)
         if step.gradient is not None:
@@ -433,10 +433,10 @@ def _new_arrays(
     ):  # without captures, no scope is opened
         result = function(site.rebuild(arrays))
     with with_capture_state(None):  # `jax.numpy` may be marked
-        new = checked_leaves(result, arrays, site)
+        new_leaves = checked_leaves(result, arrays, site)
         if step.positions is not None:
-            new = at_positions(new, arrays, step.positions_in(operands), step.axis, site)
-        return [_jax.typed_like(a, b) for a, b in zip(new, arrays)]
+            new_leaves = at_positions(new_leaves, arrays, step.positions_in(operands), step.axis, site)
+        return [_jax.typed_like(a, b) for a, b in zip(new_leaves, arrays)]
 
 
 def _where_it_applies(

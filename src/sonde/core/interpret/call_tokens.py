@@ -81,10 +81,10 @@ class Passed(NamedTuple):
             ours: Whether the output is one of our numbers, so that the input must have been one too. JAX does not
                 always pass on the object itself.
         """
-        given = inputs[self.position]
-        if not (isinstance(given, (np.ndarray, np.generic)) if ours else is_token(given)):
+        amount_before = inputs[self.position]
+        if not (isinstance(amount_before, (np.ndarray, np.generic)) if ours else is_token(amount_before)):
             return None
-        number = given + self.amount
+        number = amount_before + self.amount
         return new_token(np.broadcast_to(number, (*self.repeats, *number.shape)) if self.repeats else number)
 
 
@@ -97,9 +97,9 @@ class _WhichInput(Dataflow[Passed]):
     def of_equation(self, made: _jax.MadeBy, read: Read[Passed]) -> Passed | None:
         """An input to which a number is added."""
         amount = _jax.added_amount(made)
-        if amount is None or (given := read(0)) is None:
+        if amount is None or (token := read(0)) is None:
             return None
-        return given._replace(amount=given.amount + amount)
+        return token._replace(amount=token.amount + amount)
 
     def sliced(self, answer: Passed) -> Passed:
         """A slice of an input."""
@@ -135,15 +135,15 @@ def knowable_outputs(jaxpr: Any, ours: Sequence[bool], scan: dict[str, Any] | No
         ours: For each output whether it is one of our numbers, which may then be a constant, too.
         scan: The parameters of the scan, if the jaxpr is the body of one.
     """
-    found: Knowable = []
-    for i, (passed, var, mine) in enumerate(
+    outputs: Knowable = []
+    for i, (passed, var, own_input) in enumerate(
         zip(passed_on(jaxpr, scan), _jax.open_jaxpr(jaxpr).outvars, ours, strict=True)
     ):
         if passed is not None:
-            found.append((i, passed, mine))
-        elif mine and scan is None and isinstance(var, _jax.Literal):
-            found.append((i, new_token(var.val), mine))
-    return found
+            outputs.append((i, passed, own_input))
+        elif own_input and scan is None and isinstance(var, _jax.Literal):
+            outputs.append((i, new_token(var.val), own_input))
+    return outputs
 
 
 def known_outputs(outs: Sequence[Any], knowable: Knowable, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -181,8 +181,8 @@ def _of_array(array: Any) -> Numbers:
 
 
 def _bounded(numbers: Iterable[int]) -> Numbers:
-    found = frozenset(numbers)
-    return found if len(found) <= _MOST else None
+    distinct = frozenset(numbers)
+    return distinct if len(distinct) <= _MOST else None
 
 
 class _Possible(Dataflow[frozenset[int]]):
@@ -211,12 +211,12 @@ class _Possible(Dataflow[frozenset[int]]):
 
     def either(self, answers: Iterable[Numbers]) -> Numbers:
         """The numbers of all of them."""
-        found: frozenset[int] = frozenset()
+        union: frozenset[int] = frozenset()
         for numbers in answers:
             if numbers is None:
                 return None
-            found |= numbers
-        return _bounded(found)
+            union |= numbers
+        return _bounded(union)
 
     def of_equation(self, made: _jax.MadeBy, read: Read[frozenset[int]]) -> Numbers:
         """The possible outputs of a primitive for its possible inputs."""

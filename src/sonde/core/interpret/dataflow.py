@@ -127,12 +127,12 @@ class Dataflow(Generic[T]):
             return None
         while True:
             inside = self.inside(body, of_input)
-            found = inside(position)
+            sources = inside(position)
             before = dict(carried)
             if self.joins:
                 carried.update({i: self.either([before[i], inside(i - carry.start)]) for i in before})
             if carried == before:
-                return carried[carry[position]] if is_carried else found
+                return carried[carry[position]] if is_carried else sources
 
 
 def _equations(jaxpr: Any) -> dict[Any, _jax.MadeBy]:

@@ -93,9 +93,9 @@ class Handler:
 
     def __copy__(self) -> Self:
         # Every jitted call makes one: `copy` alone would take four times as long.
-        new = object.__new__(type(self))
-        new.__dict__.update(self.__dict__)
-        return new
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
 
     # -- for the rules -------------------------------------------------------------------------------------------------
 
@@ -107,15 +107,15 @@ class Handler:
             prefix: The prefix of the paths inside (see `scopes.prefix_under`); the current one, if None.
             steps: If inside a loop, what `loop_steps` gives this iteration.
         """
-        new = copy.copy(self)
+        inner = copy.copy(self)
         if steps and self.counts_iterations:
-            new.loops_around = (*self.loops_around, Loop(steps[0], self._length))
-        new.items, new._sites_here, new.met = [], set(), self.met.child()
-        new._length = None  # a `while_loop` inside has none
-        new.prefix = self.prefix_here() if prefix is None else prefix
-        new._names_before = _jax.count_open_names()
-        new._base, new._next_offset = base, 1
-        return new
+            inner.loops_around = (*self.loops_around, Loop(steps[0], self._length))
+        inner.items, inner._sites_here, inner.met = [], set(), self.met.child()
+        inner._length = None  # a `while_loop` inside has none
+        inner.prefix = self.prefix_here() if prefix is None else prefix
+        inner._names_before = _jax.count_open_names()
+        inner._base, inner._next_offset = base, 1
+        return inner
 
     def entering(self, length: int | None = None) -> Self:
         """The handler whose child is about to run inside something; inside a loop if `length` is given.
@@ -128,26 +128,26 @@ class Handler:
             return self
         at = [i for i, name in enumerate(names) if isinstance(name, LoopName)]
         name = self.here(names[: at[-1] + 1]).rstrip("/") if at else self.loop_name
-        new = self.__copy__()
-        new._length = length
+        inner = self.__copy__()
+        inner._length = length
         if length is None or name is None:
-            new.loop_name = name
+            inner.loop_name = name
         else:
-            new._named_at = (*self._named_at, len(self.loops_around))
-            new.named_loops, new.loop_name = (*self.named_loops, NamedLoop(name, length)), None
-        new.within = self._within(names)
-        return new
+            inner._named_at = (*self._named_at, len(self.loops_around))
+            inner.named_loops, inner.loop_name = (*self.named_loops, NamedLoop(name, length)), None
+        inner.within = self._within(names)
+        return inner
 
     def _within(self, names: tuple[Any, ...]) -> tuple[Within, ...]:
         """The rows for which code runs in scopes with these names, opened where the handler runs."""
         if not names or RowsName not in map(type, names):
             return self.within
-        found = list(self.within)
+        numbered = list(self.within)
         for i, name in enumerate(names):
             if isinstance(name, RowsName) and name.rows is not None:
                 around = starred(self.here(names[: i + 1]), self.named_loops)[1]
-                found.append(Within(len(around), name.rows))
-        return tuple(found)
+                numbered.append(Within(len(around), name.rows))
+        return tuple(numbered)
 
     def loop_path(self) -> str | None:
         """The start of the starred paths of sites in a loop that is entered now, before the loop's own `*`."""
@@ -158,10 +158,10 @@ class Handler:
 
     def on_mesh(self, axes: Sequence[tuple[str, int]]) -> Self:
         """The handler that runs per shard along some more axes of a mesh."""
-        new = self.__copy__()
-        new.mesh_axes = (*self.mesh_axes, *axes)
-        new.key = None if self.key is None else (self.key, new.mesh_axes)
-        return new
+        inner = self.__copy__()
+        inner.mesh_axes = (*self.mesh_axes, *axes)
+        inner.key = None if self.key is None else (self.key, inner.mesh_axes)
+        return inner
 
     def in_branch(self) -> Self:
         """The handler whose child is about to run in one of several branches."""
@@ -169,10 +169,10 @@ class Handler:
 
     def quietly(self) -> Self:
         """A handler that does the same, but does not pass sites on."""
-        new = self.child()
-        new.passes_on = False
-        new.key = None if self.key is None else (self.key, "quietly")
-        return new
+        inner = self.child()
+        inner.passes_on = False
+        inner.key = None if self.key is None else (self.key, "quietly")
+        return inner
 
     def carried(self) -> list[Any]:
         """The traced values that the handler holds: functions that are traced later must get them again."""
@@ -200,10 +200,10 @@ class Handler:
 
     def carrying(self, values: Sequence[Any]) -> Self:
         """A handler with these values in place of those that `carried` returned."""
-        new = copy.copy(self)
+        carried = copy.copy(self)
         if values:
-            (new._base,) = values
-        return new
+            (carried._base,) = values
+        return carried
 
     def here(self, names: tuple[Any, ...] | None = None) -> str:
         """The path of the scopes that are open, or of scopes with these names, opened where the handler runs."""
@@ -239,22 +239,22 @@ class Handler:
         """Handles a site, under the trace of the program around. Returns the outputs of the site primitive."""
         if view.role == "supply":
             return self.supply(args, site, view)
-        seen = operands_of(args, site, view)
-        n, sees = len(seen.arrays), self.sees(site)
+        operands = operands_of(args, site, view)
+        n, sees = len(operands.arrays), self.sees(site)
         path = self.meet(site, view, _jax.names_since(self._names_before)) if sees else ""
         if self.passes_on:
-            outs = bind_site(seen, site, view)
-            seen.arrays = list(outs[:n]) or seen.arrays
+            outs = bind_site(operands, site, view)
+            operands.arrays = list(outs[:n]) or operands.arrays
             token = outs[-1] if view.gives_token(site) else None
         else:
             token = self.token(site) if view.gives_token(site) else None
         if token is not None:
-            seen.token = token
+            operands.token = token
         if sees and view.role != "mark":
-            self.record(seen.arrays, site, path, view, seen.extras)
+            self.record(operands.arrays, site, path, view, operands.extras)
         if view.role == "look":
             return []
-        return seen.arrays if token is None else [*seen.arrays, token]
+        return operands.arrays if token is None else [*operands.arrays, token]
 
     def not_donated(self, args: Sequence[Any], donated: Sequence[bool]) -> list[Any]:
         """The arguments of a call that donates some of them, with copies of those that are recorded."""
@@ -294,11 +294,11 @@ class Handler:
         lengths = self.lengths_at(path)
         with naming(whole, "a pattern"):
             if lengths:
-                found = [pattern for pattern in self.patterns if self.rows_at(site, path, [pattern])]
+                patterns = [pattern for pattern in self.patterns if self.rows_at(site, path, [pattern])]
             else:
-                found = [p for p in self._patterns.for_path(path) if p == path or matches(p, whole)]
-        self.met.used.update(found)
-        return found
+                patterns = [p for p in self._patterns.for_path(path) if p == path or matches(p, whole)]
+        self.met.used.update(patterns)
+        return patterns
 
     def rows_at(self, site: Site, path: str, patterns: Sequence[Pattern]) -> list[Row]:
         """The rows, of the named loops around the current site, that the patterns choose."""
@@ -368,10 +368,10 @@ class Rebinding(Handler):
 
     def carrying(self, values: Sequence[Any]) -> Self:
         """A handler with another operand."""
-        new = copy.copy(self)
+        carried = copy.copy(self)
         if values:
-            (new.operand,) = values
-        return new
+            (carried.operand,) = values
+        return carried
 
 
 class SeenSites:
@@ -406,8 +406,8 @@ class SeenSites:
         if inside is None:
             raise AttributeError(name)
         self.paths, self.sites, self.wanted, self.used, self.backward = {}, {}, set(), set(), set()
-        for other in inside:
-            self.update(other)
+        for handler in inside:
+            self.update(handler)
         return getattr(self, name)
 
     def child(self) -> SeenSites:
@@ -416,11 +416,11 @@ class SeenSites:
 
     def alone(self) -> SeenSites:
         """The same without what was met before."""
-        new = SeenSites()
-        new._inside = None
-        new.paths, new.sites, new.wanted = self.paths, self.sites, self.wanted
-        new.used, new.backward = self.used, self.backward
-        return new
+        separate = SeenSites()
+        separate._inside = None
+        separate.paths, separate.sites, separate.wanted = self.paths, self.sites, self.wanted
+        separate.used, separate.backward = self.used, self.backward
+        return separate
 
     def has_met(self, site: Site) -> bool:
         """Whether the value of a site was met, here or before."""
@@ -437,7 +437,7 @@ class SeenSites:
         From there the count is the same for a value inside a further differentiation, such as a `jax.jvp`, and for one
         outside of it.
         """
-        if self._inside is not None and not any(other.backward for other in self._inside):
+        if self._inside is not None and not any(handler.backward for handler in self._inside):
             return frozenset()
         return frozenset(
             n - 1 - order for site, order in self.backward for n in self.sites.get(site, {order + 1}) if n > order

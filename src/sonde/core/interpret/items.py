@@ -153,10 +153,10 @@ def in_runs_of_maps(items: Iterable[Item | Bundle], runs: tuple[object, ...]) ->
 
 def in_new_loops(specs: Iterable[Item]) -> list[Item]:
     """The specs of another run of the same program: its loops are replaced by new ones."""
-    new: dict[int, Any] = {}
+    fresh: dict[int, Any] = {}
 
     def renewed(loop: object) -> object:
-        return new.setdefault(id(loop), object())
+        return fresh.setdefault(id(loop), object())
 
     result = []
     for spec in specs:

@@ -56,16 +56,16 @@ def deduplicated(jaxprs: Sequence[Any], n_outs: int) -> list[Deduplicated]:
     first, numbers = firsts(tuple(id(v) if isinstance(v, _jax.Literal) else v for v in group) for group in extra)
     if len(first) == len(numbers):
         return [Deduplicated(jaxpr, len(first), n_outs, numbers) for jaxpr in jaxprs]
-    kept = [*range(n_outs), *[n_outs + i for i in first]]
+    chosen_outputs = [*range(n_outs), *[n_outs + i for i in first]]
     return [
-        Deduplicated(_with_outputs(jaxpr, [old.outvars[i] for i in kept]), len(first), n_outs, numbers)
-        for jaxpr, old in zip(jaxprs, opened)
+        Deduplicated(_with_outputs(jaxpr, [before.outvars[i] for i in chosen_outputs]), len(first), n_outs, numbers)
+        for jaxpr, before in zip(jaxprs, opened)
     ]
 
 
 def _with_outputs(jaxpr: Any, outvars: list[Any]) -> Any:
-    old = _jax.open_jaxpr(jaxpr)
-    return _jax.replace_jaxpr(jaxpr, extra_invars=[], eqns=old.eqns, outvars=outvars, effects=old.effects)
+    before = _jax.open_jaxpr(jaxpr)
+    return _jax.replace_jaxpr(jaxpr, extra_invars=[], eqns=before.eqns, outvars=outvars, effects=before.effects)
 
 
 @dataclasses.dataclass
@@ -166,28 +166,28 @@ def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = (), *, length: 
         length: How many iterations there are, if the jaxpr is the body of a scan.
     """
     around, handler = handler, handler.entering(length)
-    known = _cache.of(jaxpr) if handler.key is not None else None
+    kept_programs = _cache.of(jaxpr) if handler.key is not None else None
     prefix = around.prefix if handler is around else around.prefix_here()
-    wanted = tuple(map(handler.met.wants_gradient, gradient_sites(jaxpr))) if handler.patterns else ()
+    gradients_wanted = tuple(map(handler.met.wants_gradient, gradient_sites(jaxpr))) if handler.patterns else ()
     names = handler.named_loops, handler.loop_name, handler.within
     calls = handler.calls()
-    key = (handler.key, prefix, *names, wanted, capture_state(), *map(str, steps), calls)
-    new = None if known is None else known.get(key)
-    if new is None:
-        new = _by_moving(jaxpr, handler, prefix) if handler.records_only and not handler.passes_on else None
-        if new is None:
-            new = _by_running(jaxpr, handler, prefix, steps)
+    key = (handler.key, prefix, *names, gradients_wanted, capture_state(), *map(str, steps), calls)
+    rewritten = None if kept_programs is None else kept_programs.get(key)
+    if rewritten is None:
+        rewritten = _by_moving(jaxpr, handler, prefix) if handler.records_only and not handler.passes_on else None
+        if rewritten is None:
+            rewritten = _by_running(jaxpr, handler, prefix, steps)
         # Traced constants belong to this run alone.
-        if known is not None and not any(isinstance(c, _jax.Tracer) for c in new.consts):
-            new.meter.bytes += Meter.TRACED * len(_jax.open_jaxpr(new.jaxpr).eqns)
-            known.keep(key, new, new.meter)
-            new.cache["calls"] = handler.calls_since(calls)
+        if kept_programs is not None and not any(isinstance(c, _jax.Tracer) for c in rewritten.consts):
+            rewritten.meter.bytes += Meter.TRACED * len(_jax.open_jaxpr(rewritten.jaxpr).eqns)
+            kept_programs.keep(key, rewritten, rewritten.meter)
+            rewritten.cache["calls"] = handler.calls_since(calls)
     else:
-        handler.count_again(new.cache["calls"])
+        handler.count_again(rewritten.cache["calls"])
         if handler.tells_loops_apart:
-            new = dataclasses.replace(new, specs=in_new_loops(new.specs))
-    handler.met.update(new.met)
-    return new
+            rewritten = dataclasses.replace(rewritten, specs=in_new_loops(rewritten.specs))
+    handler.met.update(rewritten.met)
+    return rewritten
 
 
 def rebound(
@@ -213,9 +213,9 @@ def rebound(
             long as the jaxpr lives.
     """
     kept_as = "rebound", key, capture_state()
-    known = None if key is None else _cache.of(jaxpr)
-    if known is not None and kept_as in known:
-        return known[kept_as]
+    kept_programs = None if key is None else _cache.of(jaxpr)
+    if kept_programs is not None and kept_as in kept_programs:
+        return kept_programs[kept_as]
     own = [v.aval for v in _jax.open_jaxpr(jaxpr).invars] if types is None else list(types)
     n_front, n_old = len(front), len(own)
 
@@ -223,16 +223,16 @@ def rebound(
         outs = run_under(handler_of(*flat), _jax.eval_jaxpr, jaxpr, *flat[n_front : n_front + n_old])
         return outs if then is None else then(outs, flat)
 
-    new = _jax.trace_to_closed_jaxpr(run, [*front, *own, *back])
-    if known is not None:
-        known[kept_as] = new
-    return new
+    traced = _jax.trace_to_closed_jaxpr(run, [*front, *own, *back])
+    if kept_programs is not None:
+        kept_programs[kept_as] = traced
+    return traced
 
 
 def _by_running(jaxpr: Any, handler: Handler, prefix: str, steps: Sequence[Any]) -> Rewritten:
     takes_base = gives_tokens(jaxpr)
     types = [v.aval for v in _jax.open_jaxpr(jaxpr).invars]
-    seen: list[Any] = []
+    results: list[Any] = []
 
     arrays = handler.arrays() if handler.key is not None else []
     n = len(arrays)
@@ -243,26 +243,26 @@ def _by_running(jaxpr: Any, handler: Handler, prefix: str, steps: Sequence[Any])
         args, slices = flat[: len(types)], flat[len(types) :]
         child = inside.child(base=base, steps=slices, prefix=prefix)
         outs = run_under(child, _jax.eval_jaxpr, jaxpr, *args)
-        seen[:] = [len(outs), flat_specs(child.items), child.span, child.met.alone()]  # and no tracers
+        results[:] = [len(outs), flat_specs(child.items), child.span, child.met.alone()]  # and no tracers
         return [*outs, *flat_arrays(child.items)]
 
     array_types = [*map(_jax.typeof, arrays)]
-    new, consts = _jax.trace_to_jaxpr(run, [*array_types, *[TOKEN_TYPE] * takes_base, *types, *steps])
-    n_outs, specs, span, met = seen
-    return Rewritten(new, consts, n_outs, specs, takes_base, span, met, n_arrays=n)
+    traced, consts = _jax.trace_to_jaxpr(run, [*array_types, *[TOKEN_TYPE] * takes_base, *types, *steps])
+    n_outs, specs, span, sites_met = results
+    return Rewritten(traced, consts, n_outs, specs, takes_base, span, sites_met, n_arrays=n)
 
 
 def _by_moving(jaxpr: Any, handler: Handler, prefix: str) -> Rewritten | None:
     """Drops site equations; None if something inside needs more than that."""
     if _jax.close_jaxpr(jaxpr).consts:
         return None
-    old = _jax.open_jaxpr(jaxpr)
+    before = _jax.open_jaxpr(jaxpr)
     takes_base = gives_tokens(jaxpr)
     base = _jax.new_var(TOKEN_TYPE) if takes_base else None
     child = handler.child(prefix=prefix)
     replaced: dict[Any, Any] = {}
     eqns: list[Any] = []
-    met = set()
+    sites_met = set()
 
     def now(var: Any) -> Any:
         return var if isinstance(var, _jax.Literal) else replaced.get(var, var)
@@ -272,8 +272,8 @@ def _by_moving(jaxpr: Any, handler: Handler, prefix: str) -> Rewritten | None:
         eqns.append(eqn)
         return var
 
-    ours = set(map(id, equations_with_sites(old)))
-    for eqn in old.eqns:
+    ours = set(map(id, equations_with_sites(before)))
+    for eqn in before.eqns:
         if id(eqn) not in ours:
             for v in eqn.invars:
                 if type(v) is _jax.Var and v in replaced:
@@ -287,16 +287,16 @@ def _by_moving(jaxpr: Any, handler: Handler, prefix: str) -> Rewritten | None:
             site, view = eqn.params["site"], eqn.params["view"]
             if view.gates:
                 return None
-            seen = operands_of(invars, site, view)
-            outs = list(seen.arrays)
+            operands = operands_of(invars, site, view)
+            outs = list(operands.arrays)
             if view.gives_token(site):
-                seen.token = base if site not in met else token_after(1)
-                met.add(site)
-                outs.append(seen.token)
+                operands.token = base if site not in sites_met else token_after(1)
+                sites_met.add(site)
+                outs.append(operands.token)
             if child.sees(site):
                 path = child.meet(site, view, _jax.names_of(eqn))
                 if view.role != "mark":
-                    child.record(seen.arrays, site, path, view, seen.extras)
+                    child.record(operands.arrays, site, path, view, operands.extras)
             replaced.update(zip(eqn.outvars, outs))
         elif eqn.primitive is not _jax.jit_p:
             return None
@@ -313,11 +313,11 @@ def _by_moving(jaxpr: Any, handler: Handler, prefix: str) -> Rewritten | None:
             eqns.append(eqn.replace(invars=[*front, *invars], outvars=outvars, params=params, effects=effects))
             child.items.append(Bundle(inner.specs, once.spread(outvars)[once.n_outs :], inner.cache))
     specs = flat_specs(child.items)
-    new = _jax.replace_jaxpr(
+    moved = _jax.replace_jaxpr(
         jaxpr,
         extra_invars=[base] if takes_base else [],
         eqns=eqns,
-        outvars=[*map(now, old.outvars), *flat_arrays(child.items)],
-        effects=old.effects - {site_effect},
+        outvars=[*map(now, before.outvars), *flat_arrays(child.items)],
+        effects=before.effects - {site_effect},
     )
-    return Rewritten(new, [], len(old.outvars), specs, takes_base, child.span, child.met.alone())
+    return Rewritten(moved, [], len(before.outvars), specs, takes_base, child.span, child.met.alone())

@@ -103,8 +103,8 @@ class SiteTrace(_jax.Trace):
         elif primitive is marker_p:
             return list(tracers[:-1]) if self.parent is _jax.eval_trace else self._bind(primitive, tracers, params)
         else:
-            found = _jax.sub_jaxprs(params)
-            inside = bool(found) and any(map(has_sites, found))
+            inner_programs = _jax.sub_jaxprs(params)
+            inside = bool(inner_programs) and any(map(has_sites, inner_programs))
         rule = RULES.get(primitive) if inside else None
         if inside and rule is None:
             anyhow = primitive.name.startswith(_APPLIED_ANYHOW)
@@ -181,7 +181,7 @@ def check_may_miss_all(primitive: Any, params: dict[str, Any], why: str = "Sonde
 def site_not_to_miss(params: dict[str, Any]) -> Site | None:
     """The first site in a primitive that was sown, or is in a function that was requested by name."""
     state = capture_state()
-    sites = (found.site for jaxpr in _jax.sub_jaxprs(params) for found in sites_inside(jaxpr))
+    sites = (equation.site for jaxpr in _jax.sub_jaxprs(params) for equation in sites_inside(jaxpr))
     return next((site for site in sites if state is None or not state.may_miss(site)), None)
 
 

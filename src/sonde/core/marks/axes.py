@@ -190,11 +190,11 @@ def select(chosen: Any, chosen_has: Has, leaves: Sequence[Any], has: Sequence[Ha
     def one(here: Any, a: Any, b: Any = None) -> Any:
         return jnp.where(here, a, jnp.zeros_like(a) if b is None else b)
 
-    new = []
-    for i, (leaf, mine) in enumerate(zip(leaves, has)):
+    selected = []
+    for i, (leaf, has_axes) in enumerate(zip(leaves, has)):
         more = (others[i],) if others else ()
-        new.append(over_axes(one, [chosen_has, mine, *[mine] * len(more)])(chosen, leaf, *more))
-    return new, [either(chosen_has, mine) for mine in has]
+        selected.append(over_axes(one, [chosen_has, has_axes, *[has_axes] * len(more)])(chosen, leaf, *more))
+    return selected, [either(chosen_has, has_axes) for has_axes in has]
 
 
 def per_example(fn: Callable[..., Any], axes: Sequence[Axis], n: int) -> Callable[..., Any]:

@@ -151,8 +151,8 @@ def check_pattern(pattern: object, verb: str = "capture") -> Pattern:
     if isinstance(pattern, str) or callable(pattern):
         return cast(Pattern, by_identity(pattern))
     if isinstance(pattern, (list, tuple, set)) and pattern and all(isinstance(p, str) for p in pattern):
-        wanted = ", ".join(map(repr, pattern))
-        raise TypeError(f"{verb}: patterns are given one by one, {verb}(f, {wanted}), got a {type(pattern).__name__}")
+        patterns = ", ".join(map(repr, pattern))
+        raise TypeError(f"{verb}: patterns are given one by one, {verb}(f, {patterns}), got a {type(pattern).__name__}")
     raise TypeError(
         f"{verb}: a pattern must be a glob over paths or a predicate of a site, got {short_repr(pattern)}; to run the "
         f"function with it, call what it returns: {verb}({'f, g' if verb == 'compare' else 'f'})(x)"

@@ -174,8 +174,8 @@ class CallStack:
         if segment.frames:
             place = segment.innermost.below(segment.unregistered_now.name(module))
         elif last:
-            _, inside, known = self._use_setting(last)
-            place = Place(self._name_outside(module), known=known) if inside or is_outside_model else None
+            _, inside, is_known = self._use_setting(last)
+            place = Place(self._name_outside(module), known=is_known) if inside or is_outside_model else None
         elif is_outside_model:
             place = Place(segment.unregistered.name(module), known=not self.only_roots)
         if place is None:  # the outermost call: the root, at the current path

@@ -258,17 +258,17 @@ def mark_arrays(
     has_edits = state is not None and state.edits
     is_kept = (lambda x: isinstance(x, NUMBERS) or keep(x)) if has_edits else keep
     leaves, tree = flattened(value, is_kept)
-    kept = {i: x for i, x in enumerate(leaves) if is_kept(x)}
-    if not kept:
+    kept_leaves = {i: x for i, x in enumerate(leaves) if is_kept(x)}
+    if not kept_leaves:
         return mark(value, name, tag=tag, code=code, depth=2, depths=depths)
-    if has_edits and len(kept) == len(leaves):  # nothing to edit
+    if has_edits and len(kept_leaves) == len(leaves):  # nothing to edit
         return value
     instead = _Kept if has_edits else str
-    for i, x in kept.items():
+    for i, x in kept_leaves.items():
         leaves[i] = instead(f"<{type(x).__name__}>")
     new = mark(jax.tree.unflatten(tree, leaves), name, tag=tag, code=code, depth=2, depths=depths)
     marked = iter(jax.tree.leaves(new, is_leaf=lambda x: isinstance(x, _Kept)))
-    return jax.tree.unflatten(tree, [kept.get(i, x) for i, x in enumerate(marked)])
+    return jax.tree.unflatten(tree, [kept_leaves.get(i, x) for i, x in enumerate(marked)])
 
 
 @jax.tree_util.register_static

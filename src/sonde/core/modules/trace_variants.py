@@ -129,8 +129,10 @@ def pass_boundary(
             variant = Variant(None, labels, [{} for _ in stacks])
             variants.append(variant)
         if variant is not None:
-            for places, new in zip(variant.used, used):
-                places.update({key: value for key, value in new.items() if value[0] is None or value[0]() is not None})
+            for places, places_now in zip(variant.used, used):
+                places.update(
+                    {key: value for key, value in places_now.items() if value[0] is None or value[0]() is not None}
+                )
 
 
 def _is_module(value: Any) -> bool:
@@ -190,10 +192,10 @@ def _is_crossed_freely(fun: Any, args: Any, kwargs: Any) -> bool:
     session = SESSIONS.current()
     if session is None or not session.runs:
         return True
-    known = _variants.entries.get(id(fun))
+    entry = _variants.entries.get(id(fun))
     if session.converted_modules or LIBRARIES.told_apart_by or fun is session.boundary:
         return False
-    if (known is not None and known[1]) or strange_scope():
+    if (entry is not None and entry[1]) or strange_scope():
         return False
     without_modules = LIBRARIES.without_modules
     for x in (*args, *kwargs.values()) if kwargs else args:

@@ -61,12 +61,12 @@ class _Group:
     def opened(self) -> set[int]:
         """The ids of the groups that are open at first: the outer ones, as long as few lines are seen."""
         opened: set[int] = set()
-        seen = len(self.members)
+        n_before = len(self.members)
         waiting = collections.deque(self.groups.values())
         while waiting:
             group = waiting.popleft()
-            if seen + len(group.members) <= MOST_OPEN:
-                seen += len(group.members)
+            if n_before + len(group.members) <= MOST_OPEN:
+                n_before += len(group.members)
                 opened.add(id(group))
                 waiting.extend(group.groups.values())
         return opened

@@ -362,10 +362,10 @@ def kept_with(owner: Any, key: Hashable, make: Callable[[Meter], T]) -> T:
         key: What it depends on besides the function.
         make: Makes it, given a meter with which to jit.
     """
-    kept = owner.__dict__.get(_NAME)
-    if kept is None or kept.owner() is not owner:
-        kept = owner.__dict__[_NAME] = Programs(owner)
-    return kept.remembered(key, make)
+    programs = owner.__dict__.get(_NAME)
+    if programs is None or programs.owner() is not owner:
+        programs = owner.__dict__[_NAME] = Programs(owner)
+    return programs.remembered(key, make)
 
 
 class ByIdentity(Generic[T]):

@@ -76,7 +76,7 @@ class CaptureState:
         state = super().__new__(cls)
         state.grads, state.edits, state.depth, state.modules, state.inside, state.sows = key[:6]
         state.plans, state.sees_all, state.seen_below = key[6:]
-        state.methods = frozenset[str]().union(*[wanted.methods for wanted in modules])
+        state.methods = frozenset[str]().union(*[request.methods for request in modules])
         return _known.setdefault(key, state)
 
     def below(self, depth: int) -> CaptureState:

@@ -85,14 +85,14 @@ def capture(
             f"capture(reduce=...) must be a function of a value, got {reduce!r} of type {type(reduce).__name__}"
         )
     options: dict[str, Any] = {"grads": grads, "reduce": reduce, "last": int(last)}
-    asked = inside_request(inside)
-    fast = _jitted_capture(f, patterns, options, asked)
+    request = inside_request(inside)
+    fast = _jitted_capture(f, patterns, options, request)
     if fast is not None:
         return fast
 
     def captured(*args: P.args, **kwargs: P.kwargs) -> tuple[R, Records]:
-        result, records = _capture_now(f, patterns, options, asked, args, kwargs)
-        return result, records if len(records) else records.because(nothing_recorded(f, asked))
+        result, records = _capture_now(f, patterns, options, request, args, kwargs)
+        return result, records if len(records) else records.because(nothing_recorded(f, request))
 
     return Uncalled("capture", wrapped_like(captured, f))
 
@@ -147,8 +147,8 @@ def _jitted_capture(
 
     def make(models: ModelsOfCall | None, meter: Meter) -> Any:
         def captured(*args: Any, **kwargs: Any) -> Any:
-            now = asked if models is None else models.inside(args, kwargs)
-            result, records = _capture_now(fn, patterns, options, now, args, kwargs)
+            request = asked if models is None else models.inside(args, kwargs)
+            result, records = _capture_now(fn, patterns, options, request, args, kwargs)
             return result, AsStored.of(records)
 
         jitted = meter.jit(wrapped_like(captured, fn), **jit_options)  # JAX keeps one trace for one function
@@ -168,8 +168,8 @@ def _jitted_capture(
 
     def compiled(args: Any, kwargs: Any) -> Any:
         models = models_of_call(asked, args, kwargs) if asked is not None and has_models else None
-        now = (*key, models or asked, state_of(*patterns, options["reduce"]))
-        return kept_with(f, now, functools.partial(make, models))
+        whole_key = (*key, models or asked, state_of(*patterns, options["reduce"]))
+        return kept_with(f, whole_key, functools.partial(make, models))
 
     if not has_models and state_of(*patterns, options["reduce"]) is None:
         return compiled((), {})
@@ -204,14 +204,14 @@ def check_callable(f: object, verb: str) -> None:
             f"jitted function to {verb}, and compile the result"
         )
     inner = inspect.unwrap(f)
-    for is_lazy, what in (
+    for is_lazy, kind in (
         (inspect.iscoroutinefunction, "a coroutine function"),
         (inspect.isgeneratorfunction, "a generator function"),
         (inspect.isasyncgenfunction, "an asynchronous generator function"),
     ):
         if is_lazy(inner):
             raise TypeError(
-                f"{verb} cannot look into {what}: the body of {getattr(f, '__qualname__', f)!r} runs after the call "
+                f"{verb} cannot look into {kind}: the body of {getattr(f, '__qualname__', f)!r} runs after the call "
                 f"has returned; {verb} the functions it calls, or a function that runs it to completion"
             )
 

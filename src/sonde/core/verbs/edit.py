@@ -135,22 +135,22 @@ def edit(
             "edit takes a mapping from patterns to new values, such as edit(f, {'h': jnp.zeros_like}); got "
             f"{short_repr(edits)}"
         )
-    asked = inside_request(inside)
+    request = inside_request(inside)
     if isinstance(edits, Records):
-        given: Mapping[Any, Any] = edits.stacked
+        by_pattern: Mapping[Any, Any] = edits.stacked
     else:
-        given = edits
-    for pattern, new in given.items():
+        by_pattern = edits
+    for pattern, new in by_pattern.items():
         if isinstance(new, str | bytes):
             raise TypeError(
                 f"edit of {pattern!r}: a new value is an array, a function, a record or an Edit, got {new!r}"
             )
-    chosen = {check_pattern(p, "edit"): e if isinstance(e, Edit) else Edit(e) for p, e in given.items()}
+    chosen = {check_pattern(p, "edit"): e if isinstance(e, Edit) else Edit(e) for p, e in by_pattern.items()}
     jitted = _jax.jit_options(f)
     if jitted is not None:
-        return _compiled_edit(f, *jitted, chosen, asked)
+        return _compiled_edit(f, *jitted, chosen, request)
     plan, values = _plan_of(chosen)
-    return wrapped_like(lambda *args, **kwargs: _edit_now(plan, values, f, asked, args, kwargs), f)
+    return wrapped_like(lambda *args, **kwargs: _edit_now(plan, values, f, request, args, kwargs), f)
 
 
 def _edit_now(
@@ -245,10 +245,12 @@ def _compiled_edit(
 
         def make(models: ModelsOfCall | None, meter: Meter) -> Any:
             def edited(*args: Any, **kwargs: Any) -> Any:
-                given, others = iter(kwargs.pop(_ARRAYS)), iter(fixed)
-                now = jax.tree.unflatten(tree, [next(given) if is_array else next(others) for is_array in are_arrays])
+                arrays_given, fixed_leaves = iter(kwargs.pop(_ARRAYS)), iter(fixed)
+                values_given = jax.tree.unflatten(
+                    tree, [next(arrays_given) if is_array else next(fixed_leaves) for is_array in are_arrays]
+                )
                 inside = asked if models is None else models.inside(args, kwargs)
-                return _edit_now(plan, now, fn, inside, args, kwargs)
+                return _edit_now(plan, values_given, fn, inside, args, kwargs)
 
             return meter.jit(wrapped_like(edited, fn), **options)
 
@@ -294,8 +296,8 @@ def _plan_of(
 
     steps: list[Step] = []
     values: list[StepValues] = []
-    for pattern, wanted in edits.items():
-        new: Any = wanted.new
+    for pattern, wish in edits.items():
+        new: Any = wish.new
         function, arrays, absent = None, [], False
         if new is KEEP:
             kind, new = "keep", None
@@ -309,14 +311,14 @@ def _plan_of(
         else:
             kind = "value"
         put = REPLACED if kind in ("value", "record") else None
-        gradient, more = (None, []) if wanted.grad is None else without_arrays(wanted.grad)
-        positions: Any = wanted.positions  # a tuple, since `Edit` has checked it
+        gradient, more = (None, []) if wish.grad is None else without_arrays(wish.grad)
+        positions: Any = wish.positions  # a tuple, since `Edit` has checked it
         chosen = []
         if isinstance(positions, _jax.Tracer):
             positions, chosen = hoist(positions)
-        calls, traced_calls = _static(wanted.calls)
-        iterations, traced_iterations = _static(wanted.iterations)
-        when = (calls, iterations, positions, wanted.position_axis)
+        calls, traced_calls = _static(wish.calls)
+        iterations, traced_iterations = _static(wish.iterations)
+        when = (calls, iterations, positions, wish.position_axis)
         steps.append(Step(pattern, kind, *when, function, gradient, absent, put))
         values.append(StepValues(new, (*arrays, *more, *chosen), traced_calls, traced_iterations))
     return EditPlan.of(steps), tuple(values)

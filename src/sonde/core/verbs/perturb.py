@@ -61,25 +61,25 @@ def zero_perturbations(f: Callable[P, R], *patterns: Pattern, inside: object = N
     """
     check_callable(f, "zero_perturbations")
     patterns = patterns or (_is_perturbed,)
-    asked = inside_request(inside)
-    capture(f, *patterns, inside=asked)  # for its checks
+    request = inside_request(inside)
+    capture(f, *patterns, inside=request)  # for its checks
 
     def shapes(f: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-        captured = capture(f, *patterns, inside=asked)
+        captured = capture(f, *patterns, inside=request)
         # As in `with_perturbations`, values pass through the sites where possible.
         (_, records), _ = run_by_rule(captured, Deltas({}), args, kwargs, ADDED, paths=())
         _check_any_passes(patterns, records)
-        found = {}
+        by_name = {}
         for path, record in records.stacked.items():
             if _only_looked_at(record) is None:
                 rows = _some_rows(path, record, patterns)
-                found |= {name: _differentiable(records[name].values[0]) for name in rows} or {
+                by_name |= {name: _differentiable(records[name].values[0]) for name in rows} or {
                     path: _differentiable(record.values[0])
                 }
-        return found
+        return by_name
 
     def zeros(*args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
-        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes_of_call(shapes, f, args, kwargs, asked))
+        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes_of_call(shapes, f, args, kwargs, request))
 
     return wrapped_like(zeros, f)
 
@@ -158,11 +158,11 @@ def with_perturbations(f: Callable[P, R], *, inside: object = None) -> Callable[
         [0. 0.]
     """
     check_callable(f, "with_perturbations")
-    asked = inside_request(inside)
+    request = inside_request(inside)
 
     def with_deltas(deltas: Mapping[str, Any], *args: P.args, **kwargs: P.kwargs) -> R:
         rule = Deltas(deltas)
-        result, handler = run_by_rule(f, rule, args, kwargs, ADDED, paths=deltas, counts_calls=False, inside=asked)
+        result, handler = run_by_rule(f, rule, args, kwargs, ADDED, paths=deltas, counts_calls=False, inside=request)
         for path in deltas:
             if path not in rule.used and path not in handler.met.paths:
                 raise no_such_site(path, handler.met.paths)
@@ -227,10 +227,10 @@ class Deltas:
     @classmethod
     def tree_unflatten(cls, static: Any, children: Any) -> Deltas:
         """The rule with these arrays."""
-        new = object.__new__(cls)
-        (new.deltas, arrays), (numbers, new.used) = children, static
-        new._rows = {path: _Rows(numbers[path], arrays[path]) for path in numbers}
-        return new
+        records = object.__new__(cls)
+        (records.deltas, arrays), (numbers, records.used) = children, static
+        records._rows = {path: _Rows(numbers[path], arrays[path]) for path in numbers}
+        return records
 
     def __call__(self, arrays: Sequence[Any], where: Where) -> Supplied | None:
         """The arrays to add."""
@@ -247,8 +247,8 @@ class Deltas:
                 rows = _Rows.of({row: self.deltas[name] for row, name in by_row.items()})
             (delta, applies), paths = rows.at(where), list(by_row.values())
             # What belongs to a row has no axes for the loops whose numbers are in its path.
-            others = tuple(loop for i, loop in enumerate(where.loops) if i not in where.named)
-            where = dataclasses.replace(where, loops=others, named=())
+            unnamed = tuple(loop for i, loop in enumerate(where.loops) if i not in where.named)
+            where = dataclasses.replace(where, loops=unnamed, named=())
         self.used.update(paths)
         return added_at(delta, arrays, where, applies)
 

@@ -125,8 +125,8 @@ def _tree(infos: Iterable[SiteInfo]) -> Iterator[str]:
         same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(scopes, around)))
         around = scopes
         yield from ("  " * (n + 1) + f"{scopes[n]}/" for n in range(same, len(scopes)))
-        what = f"{name}[{i.call}] {_types(i)}{' gradient' * i.gradient}, {i.bytes} bytes"
-        yield "  " * (len(scopes) + 1) + f"{what}, {short_place(i.source)}"
+        line = f"{name}[{i.call}] {_types(i)}{' gradient' * i.gradient}, {i.bytes} bytes"
+        yield "  " * (len(scopes) + 1) + f"{line}, {short_place(i.source)}"
 
 
 def _types(info: SiteInfo) -> str:

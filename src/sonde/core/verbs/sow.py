@@ -156,12 +156,12 @@ def mark_in_place(value: Any, name: str, *, tag: Hashable = None, depth: int = 1
     trace = _jax.current_trace()
     replaces = state.edits and isinstance(trace, SiteTrace) and not trace.handler.passes_on
     for before, after in zip(leaves, jax.tree.leaves(marked)):
-        given: Any = copies.get(id(before), before)
+        copied_leaf: Any = copies.get(id(before), before)
         if isinstance(before, _jax.Tracer):
-            if _jax.become(before, after, given):
+            if _jax.become(before, after, copied_leaf):
                 continue
             site.has_gradient = False
-        if replaces and after is not given:
+        if replaces and after is not copied_leaf:
             raise EditError(
                 f"site {site.path!r} ({site.line}) cannot be replaced: the program continues with the value itself, "
                 "which is not traced; mark it with sonde.sow or Module.perturb, and use the result"
@@ -185,8 +185,8 @@ def _marked(
     else:
         line = code.co_firstlineno
     if state.edits and not in_place:  # a number can only be replaced if it is an array
-        given, tree = flattened(value)
-        value = jax.tree.unflatten(tree, [jnp.asarray(x) if isinstance(x, _NUMBERS) else x for x in given])
+        arrays_given, tree = flattened(value)
+        value = jax.tree.unflatten(tree, [jnp.asarray(x) if isinstance(x, _NUMBERS) else x for x in arrays_given])
     if isinstance(value, jax.Array):
         leaves, tree, arrays, statics = [value], LEAF, _ONE_ARRAY, ()
     else:
@@ -205,9 +205,9 @@ def _marked(
         depths=depths,
         handlers=state.seen_by,
     )
-    given = [as_now(x) for x in leaves]
-    outs = through_site(given, site, state)
-    outs = [x if a is b or _is_constant(x, b, state) else b for x, a, b in zip(leaves, given, outs)]
+    arrays_given = [as_now(x) for x in leaves]
+    outs = through_site(arrays_given, site, state)
+    outs = [x if a is b or _is_constant(x, b, state) else b for x, a, b in zip(leaves, arrays_given, outs)]
     for note in PASSED_SITES:
         note(leaves, outs)
     return site.rebuild(outs), site

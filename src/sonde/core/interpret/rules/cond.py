@@ -37,15 +37,15 @@ def cond_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
     handler, branches = trace.handler, params["branches"]
     index, operands = args[0], args[1:]
     before = handler.counts.mark()
-    new, marks = [], []
+    rewritten, marks = [], []
     for branch in branches:
         handler.counts.return_to(before)
-        new.append(rewrite(branch, handler.in_branch()))
+        rewritten.append(rewrite(branch, handler.in_branch()))
         marks.append(handler.counts.mark())
     handler.counts.join(marks)
-    slots, once = _slots_of(new, branches, _jax.varying_axes(index))
-    base = handler.allot(max(b.span for b in new))
-    consts = [x for b in new for x in b.front(handler)]
+    slots, once = _slots_of(rewritten, branches, _jax.varying_axes(index))
+    base = handler.allot(max(b.span for b in rewritten))
+    consts = [x for b in rewritten for x in b.front(handler)]
     front = [base, *consts] if slots.takes_base else consts
     wider = {**params, "branches": tuple(branch.jaxpr for branch in once)}
     outs = once[0].spread(_jax.cond_p.bind(index, *front, *operands, **wider))
@@ -70,12 +70,12 @@ def _slots_of(new: list[Rewritten], old: Sequence[Any], varying: frozenset[str])
 
     JAX compiles a `cond` that is not in a jitted function separately, and compiles again for other jaxprs.
     """
-    known, key = new[0].cache, ("cond", tuple(map(id, new)), varying)
-    if key not in known:
+    slots_before, key = new[0].cache, ("cond", tuple(map(id, new)), varying)
+    if key not in slots_before:
         slots = _Slots(new, varying)
         once = deduplicated(slots.branches(old), slots.n_outs)
-        known[key] = slots, once  # keeps the new ones alive, so that their ids stay valid
-    return known[key]
+        slots_before[key] = slots, once  # keeps the new ones alive, so that their ids stay valid
+    return slots_before[key]
 
 
 class _Slots:
@@ -92,11 +92,11 @@ class _Slots:
             starts: dict[Any, int] = {}
             position, types = 0, branch.types
             for spec in branch.specs:
-                mine = types[position : position + spec.size]
-                key = self._free_key(spec, mine, starts)
+                own_types = types[position : position + spec.size]
+                key = self._free_key(spec, own_types, starts)
                 first = slots[key][0] if key in slots else dataclasses.replace(spec, sites=())
                 view = first.view.joined(spec.view) if first.sites else spec.view
-                slots[key] = (dataclasses.replace(first, sites=(*first.sites, *spec.sites), view=view), mine)
+                slots[key] = (dataclasses.replace(first, sites=(*first.sites, *spec.sites), view=view), own_types)
                 starts[key] = position
                 position += spec.size
             self.starts.append(starts)
@@ -108,8 +108,10 @@ class _Slots:
 
     def _spread(self, key: Any, spec: Item) -> list[frozenset[str]]:
         """The mesh axes that each array of a slot varies over: JAX requires the same in all branches."""
-        here = [b.types[starts[key] :][: spec.size] for b, starts in zip(self.new, self.starts) if key in starts]
-        own = [frozenset[str]().union(*map(_jax.varying_axes_of_type, types)) for types in zip(*here)]
+        types_by_branch = [
+            b.types[starts[key] :][: spec.size] for b, starts in zip(self.new, self.starts) if key in starts
+        ]
+        own = [frozenset[str]().union(*map(_jax.varying_axes_of_type, types)) for types in zip(*types_by_branch)]
         # Whether a site was met varies where the choice of the branch does.
         n = len(spec.leaves) + ("token" not in spec.extras) * len(spec.extras)
         return [axes | self.varying if i < n else axes for i, axes in enumerate(own)]
@@ -128,8 +130,8 @@ class _Slots:
 
     def _has_types(self, branch: Rewritten, starts: dict[Any, int]) -> bool:
         """Whether a branch returns the arrays of all slots, in order, as they are."""
-        wanted = [axes for slot in self.spread for axes in slot]
-        return list(starts) == self.keys and [_jax.varying_axes_of_type(t) for t in branch.types] == wanted
+        all_axes = [axes for slot in self.spread for axes in slot]
+        return list(starts) == self.keys and [_jax.varying_axes_of_type(t) for t in branch.types] == all_axes
 
     def branches(self, old: Sequence[Any]) -> tuple[Any, ...]:
         """The new branches, which take the base token, the constants of all branches, and the old operands."""
@@ -167,19 +169,21 @@ class _Slots:
 
 def _in_order(branches: Iterable[list[Any]]) -> list[Any]:
     """The slots of all branches, in an order that agrees with every branch, if there is one."""
-    left = [list(reversed(keys)) for keys in branches if keys]
-    behind = collections.Counter(key for keys in left for key in keys[:-1])  # in how many branches it is not the next
+    remaining = [list(reversed(keys)) for keys in branches if keys]
+    behind = collections.Counter(
+        key for keys in remaining for key in keys[:-1]
+    )  # in how many branches it is not the next
     order: dict[Any, None] = {}
-    while left:
+    while remaining:
         # The next slot is one that comes first in all remaining branches; if they disagree, that of the first branch.
-        heads = [keys[-1] for keys in left]
+        heads = [keys[-1] for keys in remaining]
         order[next((head for head in heads if not behind[head]), heads[0])] = None
-        for keys in left:
+        for keys in remaining:
             while keys and keys[-1] in order:
                 keys.pop()
                 if keys:
                     behind[keys[-1]] -= 1
-        left = [keys for keys in left if keys]
+        remaining = [keys for keys in remaining if keys]
     return list(order)
 
 
@@ -201,9 +205,9 @@ class _Gating(Rebinding):
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Binds the site again with the gate."""
-        given = operands_of(args, site, view)
-        given.gate = jnp.logical_and(given.gate, self.operand) if view.gates else self.operand
-        return bind_site(given, site, view.replace(gates=view.gates | {self.gate}))
+        operands = operands_of(args, site, view)
+        operands.gate = jnp.logical_and(operands.gate, self.operand) if view.gates else self.operand
+        return bind_site(operands, site, view.replace(gates=view.gates | {self.gate}))
 
 
 def _gated(branch: Any, gate: Gate, gate_type: Any) -> Any:

@@ -89,19 +89,19 @@ class _Recorded:
             run_function: Runs the function and returns what that recorded.
         """
         function_specs = self.specs if self.n_outs is not None else _specs_of(run_function)
-        left: dict[Any, list[Item]] = {}
+        unmatched: dict[Any, list[Item]] = {}
         for item in items:
-            left.setdefault(_kind(item.spec), []).append(item)
-        found = [same.pop(0) if (same := left.get(_kind(spec))) else None for spec in function_specs]
-        if any(item is None for item in found):
-            found = [mine or own for mine, own in zip(found, run_function(), strict=True)]
-        items = [item for item in found if item is not None]
+            unmatched.setdefault(_kind(item.spec), []).append(item)
+        matched = [same.pop(0) if (same := unmatched.get(_kind(spec))) else None for spec in function_specs]
+        if any(item is None for item in matched):
+            matched = [of_item or own for of_item, own in zip(matched, run_function(), strict=True)]
+        items = [item for item in matched if item is not None]
         if self.n_outs is None:  # nothing else has been promised yet
-            self.settle(n_outs, items + [item for rest in left.values() for item in rest])
-            return flat_arrays([*items, *[item for rest in left.values() for item in rest]])
-        for rest in left.values():
-            if rest:
-                site = rest[0].site
+            self.settle(n_outs, items + [item for of_kind in unmatched.values() for item in of_kind])
+            return flat_arrays([*items, *[item for of_kind in unmatched.values() for item in of_kind]])
+        for of_kind in unmatched.values():
+            if of_kind:
+                site = of_kind[0].site
                 raise CaptureError(
                     f"site {site.path!r} ({site.line}) cannot be captured: it is only in the derivative rule of a "
                     f"{self.what} function that is differentiated outside the capture; capture the differentiated "
@@ -123,15 +123,15 @@ class _Recorded:
 
 def _specs_of(run: Callable[[], list[Item]]) -> list[Item]:
     """What running something would record, found without computing anything."""
-    found: list[Item] = []
+    specs: list[Item] = []
 
     def traced() -> list[Any]:
         items = run()
-        found[:] = [item.spec for item in items]
+        specs[:] = [item.spec for item in items]
         return flat_arrays(items)
 
     jax.eval_shape(traced)
-    return found
+    return specs
 
 
 def _kind(spec: Item) -> Any:
@@ -194,8 +194,8 @@ def custom_vjp_rule(
 
     def new_bwd(*residuals_and_cotangents: Any) -> Any:
         n = len(recorded.types)  # nothing flows back into what was only looked at
-        given = residuals_and_cotangents[:-n] if n else residuals_and_cotangents
-        return _jax.with_zero_cotangents(bwd.call_wrapped(*given), recorded.carried_types)
+        arguments = residuals_and_cotangents[:-n] if n else residuals_and_cotangents
+        return _jax.with_zero_cotangents(bwd.call_wrapped(*arguments), recorded.carried_types)
 
     functions = [(_plain(recorded, fun), fun), (new_fwd, fwd), (new_bwd, bwd)]
     trees = _jax.without_forwarding(out_trees)

@@ -32,16 +32,16 @@ def custom_vmap_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, An
     if site is None:
         return _jax.custom_vmap_p.bind(*args, **params)
     handler = trace.handler
-    new = rewrite(params["call"], handler)
-    operands = [*new.inputs(handler), *args]
+    rewritten = rewrite(params["call"], handler)
+    operands = [*rewritten.inputs(handler), *args]
     error = cannot_capture(site, _jax.custom_vmap_p, params, "is mapped around the capture by a rule of its own")
 
     def mapped(*_: Any) -> Any:
         raise error
 
-    outs = new.known(_jax.bind_custom_vmap(operands, params, new.jaxpr, mapped), operands)
-    handler.items += new.items(outs)
-    return outs[: new.n_outs]
+    outs = rewritten.known(_jax.bind_custom_vmap(operands, params, rewritten.jaxpr, mapped), operands)
+    handler.items += rewritten.items(outs)
+    return outs[: rewritten.n_outs]
 
 
 RULES[_jax.custom_vmap_p] = custom_vmap_rule

@@ -23,10 +23,12 @@ def jit_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> l
     handler = trace.handler
     if not handler.donates:
         params = {**params, "donated_invars": (False,) * len(params["donated_invars"])}
-    new = rewrite(params["jaxpr"], handler)
-    inputs = new.inputs(handler)
-    wider = _jax.jit_params(params, new.deduplicated.jaxpr, n_in=len(inputs), n_out=new.deduplicated.n_extra)
-    return _recorded(handler, new, inputs, args, _jax.jit_p.bind(*inputs, *args, **wider))
+    rewritten = rewrite(params["jaxpr"], handler)
+    inputs = rewritten.inputs(handler)
+    wider = _jax.jit_params(
+        params, rewritten.deduplicated.jaxpr, n_in=len(inputs), n_out=rewritten.deduplicated.n_extra
+    )
+    return _recorded(handler, rewritten, inputs, args, _jax.jit_p.bind(*inputs, *args, **wider))
 
 
 def call_directly(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any] | None:
@@ -39,18 +41,20 @@ def _run_compiled(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any])
     if not _jax.jit_is_plain(params):
         return None
     handler = trace.handler
-    new = rewrite(params["jaxpr"], handler)
+    rewritten = rewrite(params["jaxpr"], handler)
     key = "compiled", params["keep_unused"]
-    if key not in new.cache:
-        fn = functools.partial(_jax.eval_jaxpr, new.deduplicated.jaxpr)
-        new.cache[key] = None if has_sites(new.jaxpr) else new.meter.jit(fn, keep_unused=params["keep_unused"])
-    run = new.cache[key]
+    if key not in rewritten.cache:
+        fn = functools.partial(_jax.eval_jaxpr, rewritten.deduplicated.jaxpr)
+        rewritten.cache[key] = (
+            None if has_sites(rewritten.jaxpr) else rewritten.meter.jit(fn, keep_unused=params["keep_unused"])
+        )
+    run = rewritten.cache[key]
     if run is None:
         return None
-    inputs = new.inputs(handler)
+    inputs = rewritten.inputs(handler)
     with with_capture_state(None):  # one cache entry for all captures
         outs = run(*inputs, *args)
-    return _recorded(handler, new, inputs, args, outs)
+    return _recorded(handler, rewritten, inputs, args, outs)
 
 
 def _recorded(handler: Handler, new: Rewritten, inputs: Sequence[Any], args: Sequence[Any], outs: Any) -> list[Any]:

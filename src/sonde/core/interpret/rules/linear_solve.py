@@ -25,32 +25,32 @@ _ASIDE = ("matvec", "vecmat", "transpose_solve")
 def linear_solve_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
     """A call of `jax.lax.custom_linear_solve`."""
     handler, lengths = trace.handler, params["const_lengths"]
-    jaxprs, consts, rest = params["jaxprs"]._asdict(), {}, list(args)
+    jaxprs, consts, remaining = params["jaxprs"]._asdict(), {}, list(args)
     for name, n in lengths._asdict().items():
-        consts[name], rest = rest[:n], rest[n:]
-    new = rewrite(jaxprs["solve"], handler)
-    inputs = [*new.inputs(handler), *consts["solve"]]
-    jaxprs["solve"], consts["solve"] = new.jaxpr, inputs
+        consts[name], remaining = remaining[:n], remaining[n:]
+    rewritten = rewrite(jaxprs["solve"], handler)
+    inputs = [*rewritten.inputs(handler), *consts["solve"]]
+    jaxprs["solve"], consts["solve"] = rewritten.jaxpr, inputs
     for name in _ASIDE:
         if jaxprs[name] is not None and has_sites(jaxprs[name]):
             jaxprs[name], front = _not_recorded(jaxprs[name], handler)
             consts[name] = [*front, *consts[name]]
     if jaxprs["transpose_solve"] is not None:  # under `vmap`, it must have as many auxiliary outputs
-        jaxprs["transpose_solve"] = _with_zeros(jaxprs["transpose_solve"], new.types)
-    operands = [x for own in consts.values() for x in own] + rest
+        jaxprs["transpose_solve"] = _with_zeros(jaxprs["transpose_solve"], rewritten.types)
+    operands = [x for own in consts.values() for x in own] + remaining
     lengths = lengths._replace(**{name: len(own) for name, own in consts.items()})
     outs = lax.linear_solve_p.bind(*operands, const_lengths=lengths, jaxprs=params["jaxprs"]._replace(**jaxprs))
-    outs = new.known(outs, [*inputs, *rest])
-    handler.items += new.items(outs)
-    return list(outs[: new.n_outs])
+    outs = rewritten.known(outs, [*inputs, *remaining])
+    handler.items += rewritten.items(outs)
+    return list(outs[: rewritten.n_outs])
 
 
 def _not_recorded(jaxpr: Any, handler: Handler) -> tuple[Any, list[Any]]:
     """A program that only runs for derivatives taken outside the capture, and the values for its new inputs."""
     before = handler.counts.mark()
-    new = rewrite(jaxpr, handler.child())
+    rewritten = rewrite(jaxpr, handler.child())
     handler.counts.return_to(before)
-    return _jax.first_outputs(new.jaxpr, new.n_outs), new.inputs(handler)
+    return _jax.first_outputs(rewritten.jaxpr, rewritten.n_outs), rewritten.inputs(handler)
 
 
 def _with_zeros(jaxpr: Any, types: Sequence[Any]) -> Any:

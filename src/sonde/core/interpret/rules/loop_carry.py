@@ -110,9 +110,9 @@ class LoopState:
         """The new arrays combined with those that were kept."""
         if self.fold is None or not new:
             return new
-        old = build_items(self.specs, [self._from_front(x, axis) for x, axis in zip(kept, self.axes)])
+        items_before = build_items(self.specs, [self._from_front(x, axis) for x, axis in zip(kept, self.axes)])
         items = build_items(self.specs, [self._from_front(x, axis) for x, axis in zip(new, self.axes)])
-        for item, before in zip(items, old):
+        for item, before in zip(items, items_before):
             item.leaves = self.fold(before.leaves, item.leaves, jnp.max(count, initial=0))
         return [self._to_front(x, axis) for x, axis in zip(flat_arrays(items), self.axes)]
 

@@ -39,16 +39,16 @@ class _Follow(Rebinding):
 
     def carrying(self, values: Sequence[Any]) -> Self:
         """A handler with other operands."""
-        new = copy.copy(self)
-        new.operands = values
-        return new
+        carried = copy.copy(self)
+        carried.operands = values
+        return carried
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Binds the site again with arrays that follow the operands."""
-        given = operands_of(args, site, view)
-        for i, others in enumerate(self.follows.get(site, ()) if view.is_value else ()):
-            (given.arrays[i],) = along(given.arrays[i : i + 1], [self.operands[j] for j in others])
-        return bind_site(given, site, view)
+        operands = operands_of(args, site, view)
+        for i, followed in enumerate(self.follows.get(site, ()) if view.is_value else ()):
+            (operands.arrays[i],) = along(operands.arrays[i : i + 1], [self.operands[j] for j in followed])
+        return bind_site(operands, site, view)
 
     def of_custom_call(self, outs: Sequence[Any]) -> list[Any]:
         """The outputs, mapped in the same way whether or not they go through a site."""
@@ -80,14 +80,14 @@ def _sites_by_slot(branch: Any, axis_data: Any, mapped: Sequence[bool]) -> dict[
     """The sites of a branch if these operands are mapped."""
     after = sites_inside(_jax.mapped_jaxpr(branch, axis_data, mapped))
     slots: dict[Any, _Shared] = {}
-    for old, new, sources in zip(sites_inside(branch), after, _sources(branch)):
+    for before, new, sources in zip(sites_inside(branch), after, _sources(branch)):
         site, axes = new.site, new.view.axes
-        if old.site is not site or not new.view.is_value or new.view.role == "supply":
+        if before.site is not site or not new.view.is_value or new.view.role == "supply":
             continue
-        types = tuple((t.shape, t.dtype) for t in old.types)
-        kind = (path_under(old.names, "", 1) + site.path, site.tag, site.tree, site.arrays, types)
-        number = sum(1 for other, _ in slots if other == kind)
-        is_mapped = len(axes) > len(old.view.axes)
+        types = tuple((t.shape, t.dtype) for t in before.types)
+        kind = (path_under(before.names, "", 1) + site.path, site.tag, site.tree, site.arrays, types)
+        number = sum(1 for earlier, _ in slots if earlier == kind)
+        is_mapped = len(axes) > len(before.view.axes)
         varies = tuple(is_mapped and axes[0].on_leaf(i) for i in range(len(types)))
         slots[kind, number] = _Shared(site, varies, sources)
     return slots
@@ -105,8 +105,11 @@ def _follows(found: Sequence[dict[Any, _Shared]], *, chosen_by_each: bool) -> li
     for branch in found:
         for slot, shared in branch.items():
             of_slot.setdefault(slot, []).append(shared)
-    varies = {p: [any(has) or chosen_by_each for has in zip(*[s.varies for s in here])] for p, here in of_slot.items()}
-    sources = {p: frozenset[int]().union(*[s.sources for s in here]) for p, here in of_slot.items()}
+    varies = {
+        p: [any(has) or chosen_by_each for has in zip(*[s.varies for s in of_branches])]
+        for p, of_branches in of_slot.items()
+    }
+    sources = {p: frozenset[int]().union(*[s.sources for s in of_branches]) for p, of_branches in of_slot.items()}
     # A function that a branch calls twice has one site for both calls, whose arrays then follow the same operands. A
     # call may share its slot with another site in another branch, so this is repeated until nothing changes.
     one_site: dict[tuple[int, Site], list[Any]] = {}
@@ -127,18 +130,20 @@ def _follows(found: Sequence[dict[Any, _Shared]], *, chosen_by_each: bool) -> li
         for slot, shared in branch.items():
             if shared.site in shared_sites and (shared.site.grads or not chosen_by_each):
                 later = [i + 1 for i in sorted(sources[slot])] if chosen_by_each else []
-                other = mine.get(shared.site, [()] * len(shared.varies))
-                lacks = [wanted and not has for wanted, has in zip(varies[slot], shared.varies)]
-                mine[shared.site] = tuple((*[0] * (0 in its or now), *later) for its, now in zip(other, lacks))
+                followed = mine.get(shared.site, [()] * len(shared.varies))
+                lacks = [is_mapped and not has for is_mapped, has in zip(varies[slot], shared.varies)]
+                mine[shared.site] = tuple(
+                    (*[0] * (0 in of_leaf or is_lacking), *later) for of_leaf, is_lacking in zip(followed, lacks)
+                )
         follows.append(mine)
     return follows
 
 
 def mapped_alike(axis_data: Any, args: Any, dims: Any, branches: Any) -> tuple[Any, Any, Any]:
     """The operands of a cond, where they are mapped, and its branches: with the same axes for sites of one slot."""
-    found = [_sites_by_slot(branch, axis_data, [d is not None for d in dims[1:]]) for branch in branches]
-    follows = _follows(found, chosen_by_each=dims[0] is not None)
-    if not any(others for mine in follows for leaves in mine.values() for others in leaves):
+    slots = [_sites_by_slot(branch, axis_data, [d is not None for d in dims[1:]]) for branch in branches]
+    follows = _follows(slots, chosen_by_each=dims[0] is not None)
+    if not any(of_leaf for mine in follows for leaves in mine.values() for of_leaf in leaves):
         return args, dims, branches
     number = next(_jax.numbers_along(x, d) for x, d in zip(args, dims) if d is not None)
     number_type = _jax.mapped_type(_jax.typeof(number), axis_data.size, 0)

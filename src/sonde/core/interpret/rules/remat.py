@@ -15,12 +15,12 @@ from sonde.errors import CaptureError
 def remat_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
     """A call of a function under `jax.checkpoint`."""
     handler = trace.handler
-    new = rewrite(params["jaxpr"], handler)
-    inputs = [*new.inputs(handler), *args]
-    outs = _jax.remat_p.bind(*inputs, **{**params, "jaxpr": _jax.open_jaxpr(new.jaxpr)})
-    outs = new.known(outs, inputs)
-    handler.items += new.items(outs)
-    return outs[: new.n_outs]
+    rewritten = rewrite(params["jaxpr"], handler)
+    inputs = [*rewritten.inputs(handler), *args]
+    outs = _jax.remat_p.bind(*inputs, **{**params, "jaxpr": _jax.open_jaxpr(rewritten.jaxpr)})
+    outs = rewritten.known(outs, inputs)
+    handler.items += rewritten.items(outs)
+    return outs[: rewritten.n_outs]
 
 
 def operation_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
@@ -40,12 +40,12 @@ def operation_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]
         with _jax.set_current_trace(trace):
             return _jax.expanded(args, params)
     handler = trace.handler
-    new = rewrite(operation.jaxpr, handler)
-    inputs = [*new.inputs(handler), *args]
-    outs = _jax.bind_checkpoint(operation, new.jaxpr, inputs)
-    outs = new.known(outs, inputs)
-    handler.items += new.items(outs)
-    return outs[: new.n_outs]
+    rewritten = rewrite(operation.jaxpr, handler)
+    inputs = [*rewritten.inputs(handler), *args]
+    outs = _jax.bind_checkpoint(operation, rewritten.jaxpr, inputs)
+    outs = rewritten.known(outs, inputs)
+    handler.items += rewritten.items(outs)
+    return outs[: rewritten.n_outs]
 
 
 def _check_recomputation(jaxpr: Any) -> None:

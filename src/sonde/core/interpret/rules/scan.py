@@ -32,20 +32,20 @@ def scan_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
     length, reverse = params["length"], params["reverse"]
     xs = handler.loop_steps(length, reverse)
     steps = [_jax.mapped_type(_jax.typeof(x), length, 0) for x in xs]
-    new = rewrite(body, handler, steps, length=length)
-    inputs = new.inputs(handler)
-    once = new.deduplicated
+    rewritten = rewrite(body, handler, steps, length=length)
+    inputs = rewritten.inputs(handler)
+    once = rewritten.deduplicated
     wider = _jax.scan_params(params, once.jaxpr, n_consts=len(inputs), n_xs=len(xs), n_ys=once.n_extra)
     operands = [*inputs, *args, *xs]
     outs = once.spread(_jax.scan_p.bind(*operands, **wider))
-    outs = new.known(outs, operands, {**wider, "jaxpr": new.jaxpr})
+    outs = rewritten.known(outs, operands, {**wider, "jaxpr": rewritten.jaxpr})
     axis = Axis("scan", length, loop=object(), reverse=reverse)
     name = handler.loop_path()
-    items = new.items(outs, axis) if name is None else new.items_of_named(outs, axis, name)
+    items = rewritten.items(outs, axis) if name is None else rewritten.items_of_named(outs, axis, name)
     if reverse:
         items = [item.map_arrays(_turned) if item.view.is_value else item for item in items]
     handler.items += items
-    return outs[: new.n_outs]
+    return outs[: rewritten.n_outs]
 
 
 def _turned(x: Any) -> Any:
@@ -73,30 +73,30 @@ class _Anchor(Rebinding):
 
     def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
         """The handler inside. In a loop, the operand of its sites changes with that loop too."""
-        new = super().child(base, steps, prefix)
+        inner = super().child(base, steps, prefix)
         if steps:
-            new.operand, new.loops = self.operand + steps[0], self.loops + 1
-        return new
+            inner.operand, inner.loops = self.operand + steps[0], self.loops + 1
+        return inner
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Binds the site again with the anchor."""
         if view.anchored >= self.loops or view.role == "mark":
             return site_p.bind(*args, site=site, view=view)
-        given, anchored = operands_of(args, site, view), view.replace(anchored=self.loops)
+        operands, anchored = operands_of(args, site, view), view.replace(anchored=self.loops)
         if view.anchored:  # in the loops inside, by a differentiation in the body
-            given.anchor = given.anchor + self.operand
-            return bind_site(given, site, anchored)
-        given.anchor = self.operand
+            operands.anchor = operands.anchor + self.operand
+            return bind_site(operands, site, anchored)
+        operands.anchor = self.operand
         if not view.is_value:  # a gradient that was taken in the loop body; differentiated again it is the identity
-            bind_site(given, site, anchored.replace(role="look"))
-            return [] if view.role == "look" else given.arrays
+            bind_site(operands, site, anchored.replace(role="look"))
+            return [] if view.role == "look" else operands.arrays
         state = capture_state()
         # New values, and gradients of a later differentiation, may differ between iterations.
         stays = site.grads or (state is not None and state.edits)
         if stays or view.role == "look":
-            return bind_site(given, site, anchored)
-        outs = bind_site(given, site, view.replace(role="mark"))
-        bind_site(given, site, anchored.replace(role="look"))
+            return bind_site(operands, site, anchored)
+        outs = bind_site(operands, site, view.replace(role="mark"))
+        bind_site(operands, site, anchored.replace(role="look"))
         return outs
 
 

@@ -28,7 +28,7 @@ def shard_map_rule(trace: SiteTrace, primitive: Any, fun: Any, args: Sequence[An
     inner = handler.entering().on_mesh([(name, mesh.shape[name]) for name in names])
     carried = handler.carried()  # operands: on a mesh with explicit axes nothing may be closed over
     params["in_specs"] = (*params["in_specs"], *[PartitionSpec()] * len(carried))
-    seen: list[Any] = []
+    items_seen: list[Any] = []
 
     def new_fun(*shards: Any) -> Any:
         around = inner.carrying(shards[n_args:])
@@ -42,11 +42,11 @@ def shard_map_rule(trace: SiteTrace, primitive: Any, fun: Any, args: Sequence[An
             outs += global_item.arrays
             new_specs += item_specs
             kinds.append(global_item.spec)
-        seen[:] = [len(answer), kinds, answer.update([None] * len(answer))]  # and no tracers
+        items_seen[:] = [len(answer), kinds, answer.update([None] * len(answer))]  # and no tracers
         return _jax.flat_tree(outs, (*specs, *new_specs))
 
     outs = list(_jax.bind_shard_map(primitive, trace.parent, new_fun, [*args, *carried], **params))
-    n_outs, kinds, answer = seen
+    n_outs, kinds, answer = items_seen
     handler.items += build_items(kinds, outs[n_outs:])
     return answer.update(outs[:n_outs])
 

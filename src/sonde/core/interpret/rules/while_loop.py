@@ -68,10 +68,10 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
         """The answer, if the loop carries it, and what is kept of this run of the test and those before."""
         if not test.new.specs:
             return [], []
-        (answer,), seen = recorded_test.run(front, carry, count)
+        (answer,), recorded = recorded_test.run(front, carry, count)
         if kept is None:
-            return [answer] * carries_answer, keep_test.begin(seen)
-        return [answer] * carries_answer, keep_test.update(count - 1, seen, kept, slot=count)
+            return [answer] * carries_answer, keep_test.begin(recorded)
+        return [answer] * carries_answer, keep_test.update(count - 1, recorded, kept, slot=count)
 
     def divide(state: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
         """What the program carries, what is kept of body and test, how many times the body ran, the test's answer."""
@@ -152,12 +152,12 @@ class _Part:
     def known_before(self) -> list[Any]:
         """For each of the recorded arrays, its value for an element that never runs; None for zeros."""
         flags = build_items(self.new.specs, [*range(self.new.n_outs, self.new.n_outs + self.new.n_extra)])
-        known: list[Any] = [None] * self.new.n_extra
+        constants: list[Any] = [None] * self.new.n_extra
         for item in flags:
             if "taken" in item.extras:
                 at = item.extras["taken"]
-                known[at - self.new.n_outs] = gate_from_outside(self.new.jaxpr, at, self.front)
-        return known
+                constants[at - self.new.n_outs] = gate_from_outside(self.new.jaxpr, at, self.front)
+        return constants
 
 
 def _also_asked(handler: Handler, test: _Part) -> tuple[Any, list[Any]]:
@@ -201,11 +201,11 @@ class _LookOnly(Rebinding):
             return site_p.bind(*args, site=running(site, "twice"), view=view)
         if not view.gives_token(site):
             return site_p.bind(*args, site=site, view=view)
-        given = operands_of(args, site, view)
-        given.token = np.asarray(next(_numbers), TOKEN)
+        operands = operands_of(args, site, view)
+        operands.token = np.asarray(next(_numbers), TOKEN)
         if view.role == "site":
-            bind_site(given, site, view.replace(role="look"))
-        return [*given.arrays, given.token]
+            bind_site(operands, site, view.replace(role="look"))
+        return [*operands.arrays, operands.token]
 
 
 class _NoSites(Rebinding):
@@ -236,12 +236,12 @@ _PARTS = ("cond_jaxpr", "body_jaxpr")
 
 
 def _rewritten(params: dict[str, Any], handler: Rebinding, wants: Callable[[Any], bool]) -> dict[str, Any] | None:
-    new = {}
+    parts = {}
     for name in _PARTS:
         jaxpr = params[name]
         if wants(jaxpr):
-            new[name] = rebound(jaxpr, lambda *_: handler)
-    return {**params, **new} if new else None
+            parts[name] = rebound(jaxpr, lambda *_: handler)
+    return {**params, **parts} if parts else None
 
 
 def _has_sites(params: dict[str, Any]) -> bool:
@@ -254,7 +254,7 @@ def _without_tokens(params: dict[str, Any]) -> dict[str, Any] | None:
 
 def _asks(jaxpr: Any) -> bool:
     """Whether a site inside asks an edit."""
-    return any(found.view.role == "supply" for found in sites_inside(jaxpr))
+    return any(equation.view.role == "supply" for equation in sites_inside(jaxpr))
 
 
 def _met_already(forward: dict[str, Any], again: dict[str, Any]) -> dict[str, Any] | None:
@@ -280,8 +280,8 @@ batching.primitive_batchers[mapped_p] = lambda args, dims, *, loop: (mapped_p.bi
 
 def _mapped_loop(test: Any) -> object:
     """The name that a loop got when it was mapped; None if it was not."""
-    found = (eqn.params["loop"] for eqn in _jax.open_jaxpr(test).eqns if eqn.primitive is mapped_p)
-    return next(found, None)
+    loops = (eqn.params["loop"] for eqn in _jax.open_jaxpr(test).eqns if eqn.primitive is mapped_p)
+    return next(loops, None)
 
 
 class _Active(Rebinding):
@@ -293,9 +293,9 @@ class _Active(Rebinding):
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Binds the site again with the operand."""
-        given = operands_of(args, site, view)
-        given.active = (*given.active, self.operand)
-        return bind_site(given, site, view.replace(whiles=(*view.whiles, self.loop)))
+        operands = operands_of(args, site, view)
+        operands.active = (*operands.active, self.operand)
+        return bind_site(operands, site, view.replace(whiles=(*view.whiles, self.loop)))
 
 
 def _predicate_is_mapped(axis_data: Any, dims: Sequence[Any], params: dict[str, Any]) -> bool:
@@ -339,10 +339,10 @@ def _with_active(test: Any, body: Any, on_mesh: bool) -> tuple[Any, Any]:
     mesh = jax.sharding.get_abstract_mesh() if on_mesh else None
     old_name = _mapped_loop(test)
     # Two loops may have one test, so a new name belongs to both parts. The test is kept, so that its id stays valid.
-    known, pair = _loop_names.of(body), (id(test), capture_state(), mesh)
-    if pair not in known:
-        known[pair] = test, old_name or object()
-    loop = known[pair][1]
+    names_before, pair = _loop_names.of(body), (id(test), capture_state(), mesh)
+    if pair not in names_before:
+        names_before[pair] = test, old_name or object()
+    loop = names_before[pair][1]
 
     def with_name(outs: list[Any], _: Sequence[Any]) -> list[Any]:
         return outs if old_name is not None else [mapped_p.bind(outs[0], loop=loop)]
