@@ -103,12 +103,12 @@ class SplitContext:
     def __init__(self, update: UpdateContext | None):
         self._update = update
         self._seen: dict[int, int] = {}
-        self._met: list[Walk] = []
+        self._visited: list[Walk] = []
 
     def split(self, node: Any, *filters: Filter) -> Any:
         """As `nnx.split`; an object that was visited before becomes a reference without leaves."""
         walked = walk(node, graph=True, verb="split", seen=self._seen)
-        self._met.append(walked)  # numbers are kept by id, so the objects must stay alive
+        self._visited.append(walked)  # numbers are kept by id, so the objects must stay alive
         definition = walked.definition
         if self._update is not None and self._update.inner is not None:
             definition = numbered_as(definition, self._seen, self._update.inner.numbers())
@@ -118,7 +118,7 @@ class SplitContext:
 
     def _close(self) -> None:
         if self._update is not None and self._update.inner is None:
-            self._update.outer = IndexMap(objects_of(self._met, self._seen))
+            self._update.outer = IndexMap(objects_of(self._visited, self._seen))
 
 
 class MergeContext:
