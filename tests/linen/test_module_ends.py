@@ -89,6 +89,15 @@ def test_gradients_and_methods_by_name():
     np.testing.assert_allclose(records["shifted/out"].value, by_hand(variables, X)["first/out"] + 1, rtol=1e-6)
 
 
+def test_a_method_called_by_another_has_ends_of_its_own():
+    variables = Inner().init(KEY, X)
+    apply = lambda x: Inner().apply(variables, x, method="shifted")
+    result, records = ends(apply, X, methods=("__call__", "shifted"))
+    ours = [name for name in records if "Dense" not in name]
+    assert sorted(ours) == ["in", "out", "shifted/in", "shifted/out"]
+    np.testing.assert_array_equal(records["out"].value + 1, result)
+
+
 def test_iterations_and_several_arguments():
     class Step(nn.Module):
         @nn.compact
