@@ -296,7 +296,9 @@ class _Run:
         }
         arrays = {path: np.asarray(variable[...]) for path, variable in self._variables().items()}
         with replaced_file(self._file) as place, place.open("wb") as file:
-            np.savez(file, silent=np.asarray(self._silent), about=np.array(json.dumps(about)), **arrays)
+            np.savez(
+                file, allow_pickle=False, silent=np.asarray(self._silent), about=np.array(json.dumps(about)), **arrays
+            )
 
     def _read(self, path: Path) -> None:
         try:

@@ -26,7 +26,8 @@ _DAYS = 30  # what was not used for so long is removed
 def keep_on_disk() -> None:
     """Turns the cache on, once for a process."""
     named = os.environ.get(VARIABLE, "")
-    if named == OFF or jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
+    settings = jax.config.values
+    if named == OFF or settings["jax_compilation_cache_dir"] or not settings["jax_enable_compilation_cache"]:
         return
     whole = (
         Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sonde/compiled"
