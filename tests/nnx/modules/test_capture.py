@@ -1,6 +1,7 @@
 """`nnx.capture`: what Modules sow, from inside every transform, against values computed by hand."""
 
 import functools
+import string
 import threading
 import warnings
 
@@ -376,6 +377,15 @@ def test_method_outputs_of_a_mixin():
     assert Model()(1.0) == 3.0 and Between()(1.0) == 30.0
 
 
+def test_methods_of_pythons_own_library_are_no_calls_of_a_module():
+    class Model(nnx.Module, string.Formatter):
+        def __call__(self, x):
+            return self.format("{}", x)
+
+    _, seen = nnx.capture(Model(), nnx.Intermediate, method_outputs=nnx.Intermediate)(1.0)
+    assert flat(seen) == {"__call__": ("1.0",)}
+
+
 def test_a_method_that_calls_itself():
     class M(nnx.Module):
         def down(self, n):
@@ -471,6 +481,8 @@ def test_the_flag_for_doing_nothing_outside_a_capture(monkeypatch):
 def test_errors():
     with pytest.raises(TypeError, match="found no Module: pass"):
         nnx.capture(lambda x: x, nnx.Intermediate)(X)
+    with pytest.raises(TypeError, match="or a bound method of it; got no arguments$"):
+        nnx.capture(lambda: X, nnx.Intermediate)()
     with pytest.raises(TypeError, match="takes types of Variable"):
         nnx.capture(Two(), "Intermediate")
     with pytest.raises(TypeError, match="nnx.capture takes a callable, got 42"):

@@ -27,6 +27,18 @@ def test_table():
     assert nnx.graphdef(m) == nnx.graphdef(before)
 
 
+def test_a_shared_module_is_called_under_its_first_name():
+    class Tied(nnx.Module):
+        def __init__(self):
+            self.first = self.second = Dense(2, 2, nnx.Rngs(0))
+
+        def __call__(self, x):
+            return self.second(self.first(x))
+
+    text = nnx.tabulate(Tied(), jnp.ones((4, 2)), console_kwargs={"force_terminal": False})
+    assert "first" in text and "second" not in text and "Total Parameters: 6 (24 B)" in text
+
+
 def test_table_options():
     m = Model(nnx.Rngs(0))
     plain = {"force_terminal": False}
