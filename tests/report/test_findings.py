@@ -273,3 +273,9 @@ def test_rms_of_masked_scores_leaves_the_mask_out():
     x = np.concatenate([np.ones(50), np.full(50, -1e9)])
     (site,) = examine(lambda x: sonde.sow(x, "s"))(jnp.asarray(x)).sites
     assert 0.7 < site.values[0].rms < 1.6
+
+
+def test_a_result_that_is_not_finite_is_a_problem_without_any_site() -> None:
+    problem, note = examine(lambda x: jnp.log(x).sum())(jnp.zeros(3)).findings
+    assert problem.severity == "problem" and "log(0)" in problem.text and "a zero" in problem.help
+    assert note.kind == "no-sites" and "nothing else" in note.text

@@ -75,7 +75,7 @@ def report(
             options = {"grads": grads, "inside": inside_names, "title": title or target, "tokens": tokens}
             look = examine(program.f, *patterns, progress=say, **options)
             examined = look(*program.args, **program.kwargs)
-    if not examined.sites and examined.failure is None:
+    if all(finding.kind == "no-sites" for finding in examined.findings) and not examined.sites:
         raise no_sites(target)
     if page is not None:
         write_page(examined, page)

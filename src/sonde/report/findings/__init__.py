@@ -59,9 +59,10 @@ def find(
         failed: Whether the program failed, so that missing data is not a finding.
         finite_result: Whether all that the program returned is finite: only then may -Inf be a mask.
     """
-    if not sites and not failed:
-        return (Finding("note", "no-sites", "", "There is nothing to look at: the program has no sites.", _NO_SITES),)
     found = nonfinite(sites, origin, finite_result)
+    if not sites and not failed:
+        text = "There is nothing else to look at: the program has no sites."
+        return (*found, Finding("note", "no-sites", "", text if found else text.replace(" else", ""), _NO_SITES))
     found += _joined(inputs(arguments)) + _joined(weights(arguments))
     for rule in _RULES:
         found += _joined(rule(sites))
