@@ -69,7 +69,8 @@ def _problem(origin: NonFinite, masks: Sequence[tuple[Examined, Step]]) -> Findi
     call = f", call {origin.call}" if origin.call else ""
     loop = f", iteration {', '.join(map(str, origin.iteration))}" if origin.iteration else ""
     place = ", ".join(filter(None, (f"in {named}" if named else "", f"{call}{loop}"[2:], _line(origin))))
-    text = f"First {what} {place if named or not place else f'on {place}'}: {_sentence(origin)} {origin.nans + origin.infs} of {origin.size} elements."
+    place = place if named or not place else f"on {place}"
+    text = f"First {what} {place}: {_sentence(origin)} {origin.nans + origin.infs} of {origin.size} elements."
     before = [r for r in origin.before if (r.path, r.gradient) != (origin.path, origin.gradient)]
     if before:
         last = before[-1]
