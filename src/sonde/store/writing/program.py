@@ -116,24 +116,24 @@ class BatchProgram:
         run = capture(f, *wanted.patterns, grads=wanted.grads, reduce=wanted.reduce, **looked_into)
         _, records = run(*args)
         mask = None if wanted.keep is None else _mask(wanted.keep(*args))
-        names, stored, beyond = [], [], []
+        stored: dict[tuple[str, str], Any] = {}
+        beyond = []
         for kind, path, array in itertools.chain(parts(records, grads=wanted.grads), _keys(wanted, args)):
             _check_rows(kind, path, array, mask)
-            if (kind, path) in names:
+            if (kind, path) in stored:
                 raise StoreError(
                     f"harvest: two of the {kind} would be stored as {path!r}: a call is named like 'h#1', an iteration "
                     "like 'h[1]', a part of a value like 'h/key'. Give one of the sites another name"
                 )
             array, lost = (array, jnp.zeros((), jnp.int32)) if kind in ("taken", "keys") else _cast(array, wanted.dtype)
-            names.append((kind, path))
-            stored.append(array)
+            stored[kind, path] = array
             beyond.append(lost)
-        if not any(kind in ("values", "grads") for kind, _ in names):
+        if not any(kind in ("values", "grads") for kind, _ in stored):
             raise StoreError(
                 "harvest: the program has no site to store; mark values with sonde.sow(value, name), or name "
                 "the code to look into with inside="
             )
-        return BatchOutcome(tuple(names), tuple(stored), jnp.stack(beyond), mask)
+        return BatchOutcome(tuple(stored), tuple(stored.values()), jnp.stack(beyond), mask)
 
 
 def program_for(
