@@ -320,6 +320,13 @@ def test_no_consumer_is_left_out() -> None:
         "probe": "takes arrays",
         "torch_records": "takes a module of PyTorch",
         "trace_back": "reads equations, not sites",
+        "interchange": "takes two inputs",
+        "jacobian_lens": "takes the streams of texts",
+        "logit_effects": "takes arrays",
+        "map_parameters": "takes no program",
+        "qk_attribution": "takes the sites of a language model",
+        "top_examples": "takes batches of texts",
+        "tuned_lens": "takes the streams of texts",
     }
     functions = {name for name in sonde.tools.__all__ if name[0].islower()}
     assert functions == mine | set(others)
