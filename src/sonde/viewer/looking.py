@@ -48,11 +48,11 @@ def read(job: Job, subject: str, prompt: str | None = None, changes: Any = (), k
     """The tokens of a prompt, how likely each was, and what is likely next at every position; before changes, too."""
     runs, made = job.runs(subject), changes_of(changes)
     language = runs.subject.language
-    run = runs.run(prompt, made)
+    result = runs.result(prompt, made)
     if language is None or language.logits is None:
-        return {"tokens": [], "result": _result_lines(run.result)}
+        return {"tokens": [], "result": _result_lines(result)}
     ids = runs.subject.token_ids(prompt)
-    best = _likely(language.logits(run.result)[0], k)
+    best = _likely(language.logits(result)[0], k)
     before = None
     if made:
         unchanged = runs.run(prompt).result

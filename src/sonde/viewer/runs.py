@@ -268,6 +268,24 @@ class Runs:
         key = prompt, changes
         return self.remembered(key, lambda: self._run_anew(prompt, changes))
 
+    def result(self, prompt: str | None, changes: Sequence[Change] = ()) -> Any:
+        """What the program returns.
+
+        The first time nothing is recorded: a program that records everything takes several times as long to compile.
+        """
+        changes = tuple(change for change in changes if not change.is_of_gradient)
+        key = "result", prompt, changes
+        if self._recalled((prompt, changes)) is None and (
+            self._recalled(key) is not None or "run" not in self._compiled
+        ):
+            args = self.subject.arguments(prompt)
+
+            def compute() -> Run:
+                return Run(on_host(self.call("bare", _unchanged, args, self.placed(prompt, changes)), "view"), None)
+
+            return self.remembered(key, compute).result
+        return self.run(prompt, changes).result
+
     def _run_anew(self, prompt: str | None, changes: Sequence[Change]) -> Run:
         args = self.subject.arguments(prompt)
         if self.fits(prompt):

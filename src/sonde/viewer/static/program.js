@@ -112,6 +112,7 @@ export class ProgramPage {
       this.context.tokens = reading.tokens;
       trouble(null);
       this.drawText();
+      status("Recording …", "busy");
       const answer = await connection.ask("sites", runOf());
       if (isOld()) return;
       this.context.sites = answer.sites;
