@@ -148,7 +148,7 @@ class Page:
         element.click()
         return self
 
-    def until(self, condition: Any, seconds: int = 60) -> None:
+    def until(self, condition: Any, seconds: int = 180) -> None:
         from selenium.webdriver.support.ui import WebDriverWait
 
         WebDriverWait(self.driver, seconds).until(lambda _: condition())
