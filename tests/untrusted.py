@@ -30,7 +30,7 @@ def mutated(value: Any, rng: random.Random) -> Any:
             if rng.random() < 0.15 and isinstance(at, dict):
                 del at[key]
             else:
-                at[key] = rng.choice(ODD)
+                at[key] = copy.deepcopy(rng.choice(ODD))  # it may be changed next
             break
     return changed
 

@@ -255,5 +255,5 @@ class Folder:
 
 def reason(error: BaseException | None) -> str:
     """The message of a TensorStore error, without its description of the array."""
-    said = str(error).split(" [", 1)[0].strip()
+    said = str(error).split(" [", 1)[0].strip().replace("\\x00", "/")  # between a folder and a file
     return said.splitlines()[0].rstrip(":") if said else type(error).__name__
