@@ -34,7 +34,7 @@ def with_sonde(f: Callable[..., Any], args: Sequence[Any], line: str, kind: str)
     """What `first_nonfinite` says."""
     import sonde
 
-    found = sonde.first_nonfinite(f)(*args)
+    found = sonde.first_nonfinite(f, discarded=True)(*args)
     if found is None:
         return MISSED, ""
     text = str(found).partition("\n")[0]

@@ -29,7 +29,7 @@ PARTS = {
         "gpu_transformer",
     ),
     "nnx": ("nnx_dispatch", "nnx_construct", "nnx_tracing", "nnx_peers"),
-    "tools": ("patching", "monitoring", "running", "at_size"),
+    "tools": ("patching", "monitoring", "running", "explaining", "at_size"),
     "inside": ("inside",),
     "models": ("models",),
     "viewer": ("viewing",),

@@ -14,5 +14,6 @@ INSTALLED = [name for name in PROGRAMS if is_installed(name)]
 @pytest.mark.parametrize("name", INSTALLED)
 def test_planted_fault_is_named(name, kind):
     f, args = PROGRAMS[name](FAULTS[kind])
-    found = sonde.first_nonfinite(f)(*args)
+    # Some solvers have results of numbers all the same, by version: then the value is one that is dropped.
+    found = sonde.first_nonfinite(f, discarded=True)(*args)
     assert found is not None and (found.source, found.operation) == (planted_line(kind), kind), str(found)

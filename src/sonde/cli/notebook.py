@@ -7,8 +7,7 @@ import contextlib
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from sonde import _jax
-from sonde.cli.watched_script import Stopped, Watch, WatchedFunction, watching
+from sonde.cli.watched_script import Stopped, Watch, watching, watching_names
 
 if TYPE_CHECKING:
     from sonde import NonFinite
@@ -35,15 +34,10 @@ def run_cell(shell: Any, line: str, cell: str) -> NonFinite | None:
     parser.add_argument("--inside", action="append")
     options = parser.parse_args(shlex.split(line))
     watch = Watch(options.every, options.inside)
-    names: dict[str, Any] = shell.user_ns
-    before = {name: value for name, value in names.items() if isinstance(value, _jax.PjitFunction)}
-    # Whether an old function donates is not known: copies are safe.
-    watched = {name: WatchedFunction(value, True, watch) for name, value in before.items()}
-    names.update(watched)
     shown = shell.custom_exceptions, shell.CustomTB
     shell.set_custom_exc((Stopped,), lambda *_, **__: None)  # the answer is shown in place of a traceback
     try:
-        with watching(watch):
+        with watching_names(shell.user_ns, watch), watching(watch):
             outcome = shell.run_cell(cell)
             error = outcome.error_in_exec
             if error is None:
@@ -52,6 +46,6 @@ def run_cell(shell: Any, line: str, cell: str) -> NonFinite | None:
             elif not isinstance(error, Stopped):
                 watch.explain_failure(error)
     finally:
+        watch.end()
         shell.custom_exceptions, shell.CustomTB = shown
-        names.update({name: before[name] for name, value in watched.items() if names.get(name) is value})
     return watch.found

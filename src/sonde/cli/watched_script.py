@@ -84,6 +84,7 @@ class Watch:
         self._searches: collections.Counter[object] = collections.Counter()
         self._numbers: collections.Counter[object] = collections.Counter()
         self._is_busy = False
+        self._has_ended = False
         self._finished: Call | None = None  # the last call, also if its results are fine
         self._intended: tuple[Call, NonFinite] | None = None  # a result that the program has set to NaN or Inf itself
         self._writer = writer
@@ -92,7 +93,7 @@ class Watch:
 
     def call(self, f: Callable, donates: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a jitted function."""
-        if self._is_busy or _jax.current_trace() is not _jax.eval_trace:
+        if self._is_busy or self._has_ended or _jax.current_trace() is not _jax.eval_trace:
             return f(*args, **kwargs)
         number = self._number(f)
         kept_args, kept_kwargs = (args, kwargs)
@@ -122,6 +123,11 @@ class Watch:
         if len(self._pending) >= self._every:
             self.look()
         return result
+
+    def end(self) -> None:
+        """Watches no longer: functions that were made meanwhile are as others."""
+        self._has_ended = True
+        self._pending.clear()
 
     def _number(self, f: Callable[..., Any]) -> int:
         """How many calls of a function there were before."""
@@ -279,13 +285,8 @@ def step_of(program: Callable[[], Any], names: dict[str, Any]) -> Call | None:
         names: The globals of its module, whose jitted functions are watched too.
     """
     watch = StepOfScript()
-    before = {name: value for name, value in names.items() if isinstance(value, _jax.PjitFunction)}
-    names.update({name: WatchedFunction(value, True, watch) for name, value in before.items()})
-    try:
-        with watching(watch), suppress(Stopped):
-            program()
-    finally:
-        names.update(before)
+    with watching_names(names, watch), watching(watch), suppress(Stopped):
+        program()
     return watch.last
 
 
@@ -396,6 +397,38 @@ def watching(watch: Watch) -> Iterator[None]:
     finally:
         for (module, name), function in before.items():
             setattr(module, name, function)
+
+
+@contextmanager
+def watching_names(names: dict[str, Any], watch: Watch) -> Iterator[None]:
+    """Inside the block, jitted functions that were made before are watched: variables, and what these hold.
+
+    `nnx.jit` and `eqx.filter_jit` return objects that hold one, and a Keras model holds that of its `fit`.
+    """
+    places = [names, *(attributes for value in names.values() if (attributes := _attributes_of(value)))]
+    before = [
+        (place, {name: value for name, value in place.items() if isinstance(value, _jax.PjitFunction)})
+        for place in {id(place): place for place in places}.values()
+    ]
+    # Whether an old function donates is not known: copies are safe.
+    watched = [
+        (place, {name: WatchedFunction(value, True, watch) for name, value in own.items()}) for place, own in before
+    ]
+    for place, own in watched:
+        place.update(own)
+    try:
+        yield
+    finally:
+        for (place, old), (_, own) in zip(before, watched):
+            place.update({name: old[name] for name, value in own.items() if place.get(name) is value})
+
+
+def _attributes_of(value: Any) -> dict[str, Any] | None:
+    """The attributes of an object of the script, as they can be changed; None for classes and modules."""
+    if isinstance(value, type | types.ModuleType):
+        return None
+    attributes = getattr(value, "__dict__", None)
+    return attributes if isinstance(attributes, dict) and not isinstance(value, _jax.PjitFunction) else None
 
 
 def run_script(script: str, args: Sequence[str], *, is_module: bool, watch: Watch) -> BaseException | None:
