@@ -78,3 +78,20 @@ def test_cells() -> None:
         assert found.operation == "log" and found.element == "log(0)"
         assert cells.run_cell_magic("sonde", "", "z = f(jnp.float32(2.0))") is None
         assert shell.namespace["f"] is plain and "z" in shell.namespace
+
+
+def test_cells_watch_what_objects_hold_and_functions_of_the_cell_no_longer() -> None:
+    with notebook(shows_results=False) as shell:
+        cells = shell.namespace["get_ipython"]()
+        cells.run_line_magic("load_ext", "sonde")
+        shell.run(
+            "import jax, jax.numpy as jnp\nclass Holder:\n    def __init__(self):\n"
+            "        self.step = jax.jit(jnp.log)\n"
+            "holder = Holder()\nplain = holder.step"
+        )
+        found = cells.run_cell_magic("sonde", "", "y = holder.step(jnp.float32(0.0))")
+        assert found.operation == "log" and shell.namespace["holder"].step is shell.namespace["plain"]
+        assert cells.run_cell_magic("sonde", "", "g = jax.jit(jnp.sqrt)\ny = g(jnp.float32(1.0))") is None
+        shell.run("nan = g(jnp.float32(-1.0))")  # runs as a plain function
+        assert "nan" in shell.namespace
+        assert cells.run_cell_magic("sonde", "", "y = g(jnp.float32(-1.0))").operation == "sqrt"
