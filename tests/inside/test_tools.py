@@ -159,6 +159,7 @@ COMMANDS = {
     "nonfinite": ["FILE:main"],
     "report": ["FILE:main", "--out", "FOLDER/page.html"],
     "compare": ["FILE:main", "FILE:other"],
+    "port": ["FILE:main", "FILE:other"],
     "harvest": ["FILE:batches", "FOLDER/kept", "--sites", "step/big"],
     "summarize": ["FILE:main"],
     "trace-back": ["FILE:forward", "--where", "> 1"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -246,8 +246,8 @@ def map_parameters(first: Any, second: Any) -> ParameterMap:
         >>> q, k = np.arange(6.0).reshape(2, 3), np.arange(6.0, 12.0).reshape(2, 3)
         >>> found = map_parameters({"q.weight": q, "k.weight": k}, {"qk": np.concatenate([q.T, k.T], 1)})
         >>> print(found)
-        q.weight -> qk[:, 0:2]: transposed (1, 0)
         k.weight -> qk[:, 2:4]: transposed (1, 0)
+        q.weight -> qk[:, 0:2]: transposed (1, 0)
     """
     ours, theirs = _by_name(first), _by_name(second)
     matches = match_parameters(list(ours.values()), list(theirs.values()))
@@ -329,10 +329,10 @@ def compare_parameters(first: Any, second: Any) -> tuple[ParameterDifference, ..
 
 def parameters_of(program: Any) -> dict[str, np.ndarray]:
     """The parameters of a model by name: those of a PyTorch module, or the arrays of a pytree; empty for a function."""
-    stored = getattr(program, "state_dict", None)
+    stored: Callable[[], Mapping[str, Any]] | None = getattr(program, "state_dict", None)
     tree = program
     if callable(stored):  # a tied weight is there under several names
-        tree = dict({x.data_ptr(): (name, x) for name, x in reversed(stored().items())}.values())
+        tree = dict({x.data_ptr(): (name, x) for name, x in reversed(list(stored().items()))}.values())
     return {name: x for name, x in _by_name(tree).items() if x.dtype != object}
 
 

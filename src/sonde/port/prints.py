@@ -73,7 +73,9 @@ def print_of(array: Any) -> Print:
     if not finite:
         return Print(array.size, 0, np.zeros(7), False, epsilon(array))
     means = sums / finite
-    moments = [np.sqrt(means[0]), means[1], means[2], np.cbrt(means[3]), means[4] ** 0.25]
+    # The third moment relative to the second: of symmetric numbers a cube root would be rounding, and large.
+    third = means[3] / means[0] if means[0] else 0.0
+    moments = [np.sqrt(means[0]), means[1], means[2], third, means[4] ** 0.25]
     first = wide(array.ravel()[:1000])
     first = first[np.isfinite(first)]
     telling = len(np.unique(first)) > 2 if array.size > 1 else bool(first[0] not in (0, 1, -1))
