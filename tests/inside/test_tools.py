@@ -104,7 +104,7 @@ def test_monitor_and_examine():
 def test_every_tool_that_looks_at_sites_has_the_keyword():
     # These are given values or programs of other libraries, hand their options on, or look at no site.
     others = ("probe", "example_grad_norms", "assert_same_program", "compare_parameters", "torch_records")
-    others += ("compare_training", "saved_residuals")
+    others += ("compare_training", "saved_residuals", "logit_effects", "map_parameters")
     names = [name for name in tools.__all__ if name[0].islower() and name not in others]
     verbs = [getattr(tools, name) for name in names]
     core = [
@@ -187,7 +187,8 @@ def test_every_command_is_tried():
     takes = {
         name for name, command in sonde_command.commands.items() if any(p.name == "inside" for p in command.params)
     }
-    assert takes == {*COMMANDS, "run"}  # `run` is given a script, and is tried in tests/cli/test_run.py
+    # `run` is given a script, and is tried in tests/cli/test_run.py; `view` serves a page: tests/viewer/test_open.py.
+    assert takes == {*COMMANDS, "run", "view"}
     without = {name for name in sonde_command.commands if name not in takes}
     assert without == {"check-move", "demo", "explain", "mcp", "replay", "store"}
 

@@ -51,6 +51,17 @@ def test_a_folder_opens_everything_in_it(tmp_path: Path) -> None:
     assert ask("read", changes=[change])["result"] == ["result: 0"]  # 3 log 1
 
 
+def test_the_command_looks_into_functions_that_have_no_marks(tmp_path: Path) -> None:
+    from sonde.cli.view import _opened
+
+    file = tmp_path / "unmarked.py"
+    lines = "import jax.numpy as jnp", "def step(x):", "    big = x * 2", "    return big + 1"
+    file.write_text("\n".join((*lines, "def main():", "    return step, (jnp.ones(3),)")))
+    (runs,) = _opened(f"{file}:main", None, None, (f"{file}:step",), None, 64, {}).values()
+    assert isinstance(runs, Runs)
+    assert runs.value(None, (), "step/big").tolist() == [2.0, 2.0, 2.0]
+
+
 def test_names_that_are_equal_are_told_apart(tmp_path: Path) -> None:
     for part in "ab":
         (tmp_path / part).mkdir()

@@ -204,9 +204,9 @@ def _dictionaries(named: tuple[str, ...]) -> dict[Any, Dictionary]:
             raise click.UsageError(
                 f"--dictionary {text}: write PATH=FOLDER, or READS,REPLACES=FOLDER for a transcoder."
             )
-        ends = tuple(paths.split(","))
+        ends = paths.split(",")
         try:
-            found[ends if len(ends) > 1 else ends[0]] = dictionaries.load(folder)
+            found[tuple(ends) if len(ends) > 1 else ends[0]] = dictionaries.load(folder)
         except (OSError, ValueError) as error:
             raise Unusable(f"--dictionary {text}: {error}") from error
     return found

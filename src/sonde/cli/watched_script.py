@@ -306,7 +306,8 @@ def _code_of(f: Any) -> object:
 
 def _as_traced(call: Call) -> Callable[..., Any]:
     """The program that JAX has traced for a call; its Python code does not run again."""
-    traced = call.f.trace(*call.args, **call.kwargs)  # JAX keeps traces
+    jitted: Any = call.f
+    traced = jitted.trace(*call.args, **call.kwargs)  # JAX keeps traces
     return jax.jit(functools.wraps(call.f)(lambda *args, **kwargs: traced(*args, **kwargs)))
 
 

@@ -332,7 +332,8 @@ def parameters_of(program: Any) -> dict[str, np.ndarray]:
     stored: Callable[[], Mapping[str, Any]] | None = getattr(program, "state_dict", None)
     tree = program
     if callable(stored):  # a tied weight is there under several names
-        tree = dict({x.data_ptr(): (name, x) for name, x in reversed(list(stored().items()))}.values())
+        weights: Mapping[str, Any] = stored()
+        tree = dict({x.data_ptr(): (name, x) for name, x in reversed(list(weights.items()))}.values())
     return {name: x for name, x in _by_name(tree).items() if x.dtype != object}
 
 

@@ -53,10 +53,10 @@ def read(job: Job, subject: str, prompt: str | None = None, changes: Any = (), k
         return {"tokens": [], "result": _result_lines(result)}
     ids = runs.subject.token_ids(prompt)
     best = _likely(language.logits(result)[0], k)
-    before = None
+    before, logits = None, language.logits
     if made:
         unchanged = runs.run(prompt).result
-        before = runs.remembered(("likely", prompt, k), lambda: _likely(language.logits(unchanged)[0], k))
+        before = runs.remembered(("likely", prompt, k), lambda: _likely(logits(unchanged)[0], k))
     texts = language.pieces(ids)
     return {
         "tokens": [

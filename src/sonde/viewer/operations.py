@@ -41,7 +41,7 @@ class Job:
     """
 
     subjects: Mapping[str, Any]
-    say: Callable[[Mapping[str, Any]], None] = lambda news: None
+    say: Callable[[Mapping[str, Any]], object] = lambda news: None
     cancelled: threading.Event = dataclasses.field(default_factory=threading.Event)
 
     def progress(self, done: int, total: int, text: str = "", **more: Any) -> None:

@@ -158,7 +158,7 @@ class Stored:
                 _, dictionary = self.coder(path)
 
                 def features(values: Any, tokens: Any) -> None:
-                    sow(dictionary.activate(dictionary.pre_activations(values)), "features")
+                    sow(dictionary.activate(dictionary.pre_activations(jnp.asarray(values))), "features")
 
                 find = top_examples(features, "features", k=_EXAMPLES, tokens=lambda values, tokens: tokens)
                 self._examples[path] = find(self.batches(path, job))["features"]
@@ -186,7 +186,7 @@ class Stored:
         first, end = max(0, position - _CONTEXT), min(length, position + _CONTEXT + 1)
         rows: Any = (text, slice(first, end)) if array.ndim == 3 else slice(text * length + first, text * length + end)
         values = np.asarray(array[rows], np.float32)
-        acts = np.asarray(dictionary.activate(dictionary.pre_activations(values)))[:, feature]
+        acts = np.asarray(dictionary.activate(dictionary.pre_activations(jnp.asarray(values))))[:, feature]
         key = self.tokens_of(array)
         ids = None if key is None else [int(token) for token in np.asarray(key[rows]).reshape(-1)]
         names = [f"row {i}" for i in range(first, end)] if ids is None else [self.show(token) for token in ids]

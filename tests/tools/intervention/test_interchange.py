@@ -34,7 +34,8 @@ def test_a_known_variable_is_found_and_the_controls_are_not() -> None:
     train, test = [examples(i) for i in range(4)], [examples(i, 256) for i in (10, 11)]
     whole = interchange(adds_then_compares, "hidden")
     base, source, _ = test[0]
-    np.testing.assert_allclose(whole(base, source), adds_then_compares(source), rtol=1e-5)
+    # Scores are differences of values near 1: one is compiled, the other runs operation by operation.
+    np.testing.assert_allclose(whole(base, source), adds_then_compares(source), rtol=1e-5, atol=1e-5)
 
     found = whole.train(train, size=1, steps=150, learning_rate=0.1)
     assert abs(float(found.directions[0] @ ROTATION[0])) > 0.98

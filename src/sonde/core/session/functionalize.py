@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import types
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ import jax
 from sonde.core.edits.hoisting import hoist
 from sonde.core.marks.arrays import WithoutArrays, split_arrays
 from sonde.core.modules.roots import NO_MODELS, StandIns, stand_ins
-from sonde.core.session.caches import kept_with
+from sonde.core.session.caches import Meter, kept_with
 from sonde.core.session.closures import same_value, state_of
 from sonde.core.session.compiled_on_disk import keep_on_disk
 from sonde.core.session.inside_protocol import InsideRequest
@@ -40,6 +41,10 @@ class StaticPart(WithoutArrays):
         tree = super().whole(arrays)
         self.models.note(tree)
         return tree
+
+    def as_of_now(self) -> StaticPart:
+        """The same with what its functions close over by now."""
+        return dataclasses.replace(self, state=state_of(*self.leaves))
 
 
 def static_and_arrays(tree: Any, request: InsideRequest | None = None) -> tuple[StaticPart, list[Any]]:
@@ -89,8 +94,23 @@ class JitByStaticPart:
         """The jitted function of the other arguments."""
         keep_on_disk()
         # A metric, too, may read a variable that has another value now.
-        key = static, state_of(self._run)
-        return kept_with(self, key, lambda meter: meter.jit(functools.partial(self._run, static)))
+        state = state_of(self._run)
+        return kept_with(self, (static, state), functools.partial(self._jitted, static, state))
+
+    def _jitted(self, static: Hashable, state: Hashable, meter: Meter) -> Any:
+        run, owner = self._run, weakref.ref(self)
+
+        def traced(*args: Any) -> Any:
+            result = run(static, *args)
+            # A function that counts its traces changes what it reads by being traced: that asks for no new trace.
+            after = static.as_of_now() if isinstance(static, StaticPart) else static, state_of(run)
+            keeper = owner()
+            if after != (static, state) and keeper is not None:
+                kept_with(keeper, after, lambda _: jitted)
+            return result
+
+        jitted = meter.jit(traced)
+        return jitted
 
     def __call__(self, static: Hashable, *args: Any) -> Any:
         """Calls the function."""

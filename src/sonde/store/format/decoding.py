@@ -59,7 +59,9 @@ def _decoder(kind: Any) -> Callable[[Any], Any]:
         return functools.partial(_by_class, kind.from_json)
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
-        return functools.partial(_object, kind, {f.name: _decoder(hints[f.name]) for f in dataclasses.fields(kind)})
+        fields = {f.name: _decoder(hints[f.name]) for f in dataclasses.fields(kind)}
+        make: Callable[..., Any] = typing.cast(Any, kind)
+        return functools.partial(_object, make, fields)
     if typing.get_origin(kind) is tuple:
         return functools.partial(_list, _decoder(typing.get_args(kind)[0]))
     return functools.partial(_plain, dict if typing.get_origin(kind) is Mapping else kind)

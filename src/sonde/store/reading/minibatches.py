@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+from jax.sharding import Sharding
 
 from sonde.store.format.folder import tensorstore
 
@@ -75,7 +76,7 @@ class Minibatches(Iterator[dict[str, Any]]):
         epochs: int | None,
         process: int,
         processes: int,
-        device: jax.Device | jax.sharding.Sharding | None,
+        device: Sharding | Any | None,
     ) -> None:
         size, row_axes, process, processes = map(operator.index, (size, row_axes, process, processes))
         least = (size, row_axes, *(n for n in (window, epochs) if n is not None))
@@ -137,7 +138,7 @@ class Minibatches(Iterator[dict[str, Any]]):
 
     def _placed(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """A minibatch on its way to the device; under `jax.distributed`, the rows of this process of a global one."""
-        if isinstance(self._device, jax.sharding.Sharding) and not self._device.is_fully_addressable:
+        if isinstance(self._device, Sharding) and not self._device.is_fully_addressable:
             sharding = self._device
             return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
         return jax.device_put(batch, self._device)

@@ -6,8 +6,8 @@ import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
+from jax.sharding import Sharding
 
 from sonde._array_text import describe
 from sonde._renames import accepts_old_keywords
@@ -209,7 +209,7 @@ class Store(_Arrays):
         epochs: int | None = 1,
         process: int = 0,
         processes: int = 1,
-        device: jax.Device | jax.sharding.Sharding | None = None,
+        device: Sharding | Any | None = None,
     ) -> Minibatches:
         """Minibatches for training: random rows from long reads, with bounded memory.
 
