@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 import sonde
 from sonde import Edit, edit, sow
@@ -305,6 +307,24 @@ def test_two_edits_and_captures_around_and_inside():
     )
     (grad, records) = edit(sonde.capture(jax.grad(f), grads=True), inner)(X)
     same((records["h"].value, records["h"].grad), (h, 3 * h**2 + X))
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
+def test_what_a_rule_supplies_in_one_branch_on_a_mesh(wrap):
+    """The mask is the same on all devices, and the site's value is not."""
+
+    def gradient(x, mark):
+        branch = lambda y: jnp.sin(y) * mark(y * 2, "h")
+        return jax.grad(lambda y: lax.cond(y.sum() > 1, branch, lambda y: y, y).sum())(x)
+
+    def on_mesh(mark):
+        mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
+        return jax.shard_map(lambda x: gradient(x, mark), mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+
+    mask = np.array([True, False])
+    rule = lambda arrays, where: Supplied([[jnp.full_like(arrays[0], 0.3)], [jnp.asarray(mask)]])
+    by_hand = on_mesh(lambda h, _: jnp.where(mask, 0.3, h))
+    same(put_by_rule(wrap(on_mesh(sow)), rule, SELECTED)(X), by_hand(X))
 
 
 def looped(x):

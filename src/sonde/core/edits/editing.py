@@ -193,7 +193,10 @@ class Editing(Handler):
             is_chosen = step.pattern is None or step.pattern in chosen
             answer_of_step = self._answer(supply, number, arrays, where) if is_chosen else None
             answer += Supply(self.plan, (number,)).nothing(arrays, view) if answer_of_step is None else answer_of_step
-        return answer
+        # Where the program is differentiated, JAX has given the other branches of a cond zeros of the types that were
+        # announced, and those vary over a mesh as the arrays of the site do.
+        types = supply.types([*map(_jax.typeof, arrays)], view)
+        return [_jax.varying_over(x, _jax.varying_axes_of_type(t)) for x, t in zip(answer, types)]
 
     def _call(self, supply: Supply, path: str, site: Site) -> int:
         """The number of the call that asks; in a recomputation that of the call that is computed again."""
