@@ -59,6 +59,7 @@ _ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 _EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-3, 1e-4, 1e-2)  # common ones first
 _MOST_TRIALS = 150
+_MOST_AFTER_COPY = 40  # trials, once a copied result is known to do
 _MOST_REPEATS = 24  # of a trial at every place of its line: the whole program runs again
 _NEAR = 24  # how many operations after the one at which programs part are tried, too
 
@@ -104,6 +105,7 @@ class _Trial:
     text: str
     step: int | None = None
     everywhere: _Everywhere | None = None
+    copies: bool = False  # the first program's own result, which makes the programs agree whatever the cause is
 
 
 def find_cause(explained: Explained, first: list[int], second: list[int], allowed: float) -> Cause | None:
@@ -119,8 +121,12 @@ def find_cause(explained: Explained, first: list[int], second: list[int], allowe
     before = _apart(one, [other.array(i) for i in other.results])
     enough = min(max(allowed, 32 * epsilon(*[one.array(i) for i in one.results])), before / 4)
     best: Cause | None = None
-    repeats = 0
+    best_copies = False
+    repeats = after_copy = 0
     for trial in itertools.islice(_trials(explained, first, second), _MOST_TRIALS):
+        after_copy += best_copies
+        if after_copy > _MOST_AFTER_COPY:
+            break
         try:
             values = other.again(trial.replaced) if trial.replaced else []
             agreement = _apart(one, [as_numbers(values[i]) for i in other.results]) if values else np.inf
@@ -134,10 +140,12 @@ def find_cause(explained: Explained, first: list[int], second: list[int], allowe
                     text = f"{text}, in {len(places)} places"
         except (TypeError, ValueError):  # the shapes do not fit
             continue
-        # Of several that agree, the first: another one must be much better.
-        if agreement <= enough and (best is None or agreement < best.agreement / 8):
-            best = Cause(text, agreement, trial.step)
-        if best is not None and best.agreement == 0:
+        if agreement > enough or (trial.copies and not best_copies and best is not None):
+            continue
+        # Of several that agree, the first: another one must be much better, or say more.
+        if best is None or (best_copies and not trial.copies) or agreement < best.agreement / 8:
+            best, best_copies = Cause(text, agreement, trial.step), trial.copies
+        if best.agreement == 0 and not best_copies:
             break
     return best
 
@@ -200,13 +208,29 @@ def _trials(explained: Explained, first: list[int], second: list[int]) -> Iterat
             yield trial if trial.step is not None else dataclasses.replace(trial, step=number)
     for g in theirs[:2]:
         start = second[theirs.index(g)]
-        for number, step in enumerate(explained.tapes[1].steps[start + 1 : start + _NEAR], start + 1):
+        after = range(start + 1, min(start + _NEAR, len(explained.tapes[1].steps)))
+        for number in [*_before(explained, g), *after]:
+            step = explained.tapes[1].steps[number]
             others = _numbers_of_counterparts(explained, step), _other_epsilon(explained, step)
             for trial in itertools.chain(*others, _other_weight(explained, step)):
                 yield dataclasses.replace(trial, step=number)
         yield from _surplus(explained, g, _NEAR)
         for f in ours[:2]:
             yield from _lacking(explained, f, g, _NEAR)
+
+
+def _before(explained: Explained, g: Step) -> list[int]:
+    """The steps of the second program that made what goes into one, where it says too little to be recognized."""
+    tape = explained.tapes[1]
+    numbers: list[int] = []
+    todo = list(g.inputs)
+    while todo and len(numbers) < _NEAR:
+        number = todo.pop()
+        maker = tape.makers[number]
+        if maker is not None and maker not in numbers and not explained.fingerprint(1, number).telling:
+            numbers.append(maker)
+            todo += tape.steps[maker].inputs
+    return numbers
 
 
 def _counterparts(explained: Explained, g: Step) -> list[Step]:
@@ -383,8 +407,8 @@ def _lacking(explained: Explained, f: Step, g: Step, near: int) -> Iterator[_Tri
                 new = jnp.asarray(made.reshape(old.shape))
                 what = explained.described(0, start) if last == start else f"the {last - start + 1} operations"
                 text = f"with {what} of the first program ({_lines(f, one.steps[last])}), which the second lacks"
-                yield _Trial({number: new}, text)
-                yield _run_with(other, g, {number: new}, text)
+                yield _Trial({number: new}, text, copies=last > start)
+                yield dataclasses.replace(_run_with(other, g, {number: new}, text), copies=last > start)
 
 
 def _surplus(explained: Explained, g: Step, near: int) -> Iterator[_Trial]:
@@ -438,7 +462,7 @@ def _other_operation(explained: Explained, f: Step, g: Step) -> Iterator[_Trial]
     order = _order_text(made, old)
     factor = _factor_text(made, old)
     text = mask or factor or (f"{text}, {order}" if order else text)
-    yield _Trial({g.outputs[0]: jnp.asarray(made, old.dtype)}, text)
+    yield _Trial({g.outputs[0]: jnp.asarray(made, old.dtype)}, text, copies=True)
 
 
 def _mask_text(explained: Explained, f: Step, g: Step) -> str:
