@@ -462,7 +462,7 @@ def _other_operation(explained: Explained, f: Step, g: Step) -> Iterator[_Trial]
     order = _order_text(made, old)
     factor = _factor_text(made, old)
     text = mask or factor or (f"{text}, {order}" if order else text)
-    yield _Trial({g.outputs[0]: jnp.asarray(made, old.dtype)}, text, copies=True)
+    yield _Trial({g.outputs[0]: jnp.asarray(made, old.dtype)}, text, copies=not (mask or order))
 
 
 def _mask_text(explained: Explained, f: Step, g: Step) -> str:
