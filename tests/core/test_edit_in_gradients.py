@@ -327,6 +327,26 @@ def test_what_a_rule_supplies_in_one_branch_on_a_mesh(wrap):
     same(put_by_rule(wrap(on_mesh(sow)), rule, SELECTED)(X), by_hand(X))
 
 
+@pytest.mark.parametrize(
+    "new, expected", [(lambda v: v, lambda h, v: v), (lambda v: lambda h: h * v, lambda h, v: h * v)]
+)
+def test_a_traced_value_in_a_function_with_its_own_derivative(new, expected):
+    """JAX traces the rule when the call has been traced, and the edit still has its value."""
+
+    @jax.custom_jvp
+    def f(x):
+        return sow(x * 0.9, "h") * x
+
+    f.defjvp(lambda primals, tangents: (f(*primals), jnp.cos(primals[0]) * f(*primals) * tangents[0]))
+
+    def second(wrap):
+        total = lambda x, v: edit(wrap(f), {"h": new(v)})(x).sum()
+        return jax.jvp(lambda x: jax.grad(total)(x, W[1] * X), (X,), (jnp.ones_like(X),))
+
+    same(second(jax.jit)[0], jnp.cos(X) * expected(X * 0.9, W[1] * X) * X)
+    same(second(jax.jit), second(lambda f: f))
+
+
 def looped(x):
     """A loop that JAX computes again for the derivative."""
     start = lax.stop_gradient(x)

@@ -110,13 +110,13 @@ class Editing(Handler):
 
     def carried(self) -> list[Any]:
         """The traced values that the handler holds."""
-        return [*super().carried(), *[x for x in jax.tree.leaves(self.values) if isinstance(x, _jax.Tracer)]]
+        return [*super().carried(), *filter(_is_carried, jax.tree.leaves(self.values))]
 
     def carrying(self, values: Sequence[Any]) -> Self:
         """A handler with these values in place of those that `carried` returned."""
         n = len(super().carried())
         carried, remaining = super().carrying(values[:n]), iter(values[n:])
-        carried.values = jax.tree.map(lambda x: next(remaining) if isinstance(x, _jax.Tracer) else x, self.values)
+        carried.values = jax.tree.map(lambda x: next(remaining) if _is_carried(x) else x, self.values)
         return carried
 
     def calls(self) -> Any:
@@ -285,6 +285,11 @@ class Editing(Handler):
 
 def _frozen(numbers: dict[Any, set[int]]) -> dict[Any, frozenset[int]]:
     return {key: frozenset(of_key) for key, of_key in numbers.items()}
+
+
+def _is_carried(leaf: Any) -> bool:
+    """Whether a part of an edit is a traced value, or the type of one that rules traced later get again."""
+    return isinstance(leaf, _jax.Tracer) or _jax.is_array_type(leaf)
 
 
 def is_argument(leaf: Any) -> bool:
