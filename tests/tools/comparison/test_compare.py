@@ -364,7 +364,18 @@ def test_results_in_a_dict_correspond_by_name():
     found = compare(lambda x: {"a": x, "b": x + 1}, lambda x: {"b": x + 1, "a": x})(x)
     assert found.first is None and not found.unchecked
     renamed = compare(lambda x: {"a": x, "b": x + 1}, lambda x: {"b": x + 1, "c": x})(x)
-    assert "the result['a'] (= the result['b'])" in str(renamed.first)
+    assert [str(d) for d in renamed.results] == [
+        "the result['b']: 0 of 3 elements differ, by up to 0 (0 of the largest; 0 of the norm)",
+        "the result['a']: only the first program returns it",
+        "the result['c']: only the second program returns it",
+    ]
+    assert "also: the result['c']: only the second program returns it" in str(renamed)
+    fewer = compare(lambda x: {"logits": x, "loss": x.sum()}, lambda x: {"loss": x.sum()})(x)
+    assert str(fewer.first) == "the result['logits']: only the first program returns it"
+    other = compare(lambda x: {"logits": x}, lambda x: {"loss": x})(x)
+    assert [d.differs for d in other.results] == [True, True]
+    assert compare(lambda x: {"a": x + 1, "b": x}, lambda x: (x + 1, x))(x).first is None  # a tuple has no keys
+    assert compare(lambda x: {"a/b": x, "a.b": x + 1}, lambda x: {"a.b": x + 1, "a/b": x})(x).first is None
 
 
 def test_one_wrong_element_among_many_is_found():

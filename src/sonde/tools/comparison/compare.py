@@ -119,6 +119,7 @@ class Comparison(Drawn):
         counts += [counted(gradients, "gradient")] if gradients else []
         lines = [f"{first}; {' and '.join([', '.join(counts[:-1]), counts[-1]] if counts[:-1] else counts)} compared"]
         lines += [str(self.parting)] if self.parting is not None else []
+        lines += [f"also: {d}" for d in self.results if d.note and d is not self.first]
         lines += [f"not compared: {reason}" for reason in self.unchecked]
         for which, only in (("first", self.only_first), ("second", self.only_second)):
             if only:
@@ -389,11 +390,14 @@ class _Comparing:
         pairs = match_results(ours, theirs)
         if pairs is None:
             whole = Point(RESULT, "", 0, (), False, np.zeros(0), "")
-            drift = judge(Pair(whole, whole, "path"), self.tolerance, [], result=True)
-            return [dataclasses.replace(drift, note=f"{len(ours)} arrays against {len(theirs)}", differs=True)]
+            return [_missing(whole, f"{len(ours)} arrays against {len(theirs)}")]
         names = [p.second.part and f"{RESULT}{p.second.part}" for p in pairs]
         same = [p.first.part == p.second.part or p.by != "path" for p in pairs]
-        return [self.judge(p, "" if is_same else name, result=True) for p, name, is_same in zip(pairs, names, same)]
+        drifts = [self.judge(p, "" if is_same else name, result=True) for p, name, is_same in zip(pairs, names, same)]
+        parts = {p.first.part for p in pairs}, {p.second.part for p in pairs}
+        for which, side, paired in (("first", ours, parts[0]), ("second", theirs, parts[1])):
+            drifts += [_missing(p, f"only the {which} program returns it") for p in side if p.part not in paired]
+        return drifts
 
     def gradient_drifts(self) -> list[Drift]:
         shapes = [[p.array.shape for p in run.results or ()] for run in self.runs]
@@ -520,6 +524,13 @@ def _with_results_as_points(runs: tuple[Run, Run]) -> tuple[Run, Run]:
         return runs
     new = [Run((*run.points, *(run.results or ())), ()) for run in runs]
     return new[0], new[1]
+
+
+def _missing(point: Point, note: str) -> Drift:
+    """The drift of a result that has no counterpart."""
+    empty = dataclasses.replace(point, array=np.zeros(0))
+    drift = judge(Pair(empty, empty, "path"), Tolerance(None, 0.0, None), [], result=True)
+    return dataclasses.replace(drift, note=note, differs=True)
 
 
 def _key(p: Point) -> tuple[Any, ...]:

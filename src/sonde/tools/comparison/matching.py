@@ -104,19 +104,25 @@ def _left(first: Points, second: Points, pairs: Sequence[Pair], by: By) -> tuple
 def match_results(ours: Sequence[Point], theirs: Sequence[Point]) -> list[Pair] | None:
     """The results of two programs that correspond; None if they do not.
 
-    Results of the same names correspond by name: dicts may be in another order. Others correspond by place if there are
-    as many. Else the names in both must be the same, and where one program has a list, the other may have all its
-    elements in one array.
+    Results with the same keys correspond, also those of dicts in another order; a key that only one program has has no
+    counterpart. Without keys, such as in tuples, results correspond by place if there are as many. Where one program
+    has a list, the other may have all its elements in one array.
     """
-    if len(ours) == len(theirs):
-        by_name = {p.part: p for p in theirs}
-        if by_name.keys() == {p.part for p in ours}:
-            return [Pair(p, by_name[p.part], "path") for p in ours]
+    names = [[_keys(p.part) for p in side] for side in (ours, theirs)]
+    if any(len(set(own)) < len(own) for own in names):  # keys that differ in what is no letter, such as "a/b" and "a.b"
+        names = [[(p.part,) for p in side] for side in (ours, theirs)]
+    common = set(names[0]) & set(names[1])
+    by_place = len(ours) == len(theirs)
+    if by_place and len(common) == len(ours):
+        return _with_same_keys(ours, theirs, names)
+    named = [[bool(_words(p.part)) for p in side] for side in (ours, theirs)]
+    have_keys = any(named[0]) and any(named[1]) and (bool(common) or all((*named[0], *named[1])))
+    if by_place and not have_keys:
         return [Pair(a, b, "path") for a, b in zip(ours, theirs)]
     groups, others = (_groups(side, lambda p: _words(p.part)) for side in (ours, theirs))
     if groups.keys() != others.keys():
-        return None
-    pairs = []
+        return _with_same_keys(ours, theirs, names) if have_keys else None
+    pairs: list[Pair] = []
     for name, group in groups.items():
         other = others[name]
         if len(group) != len(other) and 1 in (len(group), len(other)):
@@ -124,9 +130,21 @@ def match_results(ours: Sequence[Point], theirs: Sequence[Point]) -> list[Pair] 
                 rows_of(side[0]) if len(side) == 1 and side[0].array.ndim else side for side in (group, other)
             )
         if len(group) != len(other):
-            return None
+            return _with_same_keys(ours, theirs, names) if have_keys else None
         pairs += [Pair(a, b, "name") for a, b in zip(group, other)]
     return pairs
+
+
+def _with_same_keys(
+    ours: Sequence[Point], theirs: Sequence[Point], names: Sequence[Sequence[tuple[str, ...]]]
+) -> list[Pair]:
+    by_name = dict(zip(names[1], theirs))
+    return [Pair(p, by_name[name], "path") for p, name in zip(ours, names[0]) if name in by_name]
+
+
+def _keys(part: str) -> tuple[str, ...]:
+    """The keys that lead to a result: an attribute of a dataclass is as good as a key of a dict."""
+    return tuple(re.findall(r"\w+", part))
 
 
 def rows_of(point: Point) -> list[Point]:
