@@ -133,6 +133,8 @@ class Writer:
         self._blocked = False  # whether the program waits for something to be written
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+        # Before Python 3.13, a thread whose `join` was interrupted counts as ended: a second `join` does not wait.
+        self._ended = threading.Event()
         self._let_go = 0  # bytes that the allocator may still keep
         self._disk = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="sonde-store-disk")
         self._writing: concurrent.futures.Future[None] | None = None
@@ -165,14 +167,15 @@ class Writer:
 
         If that is interrupted, it waits for what is being written, and no more is.
         """
-        self._jobs.put(None)
         if self._thread is None:
             return
         try:
-            self._thread.join()
+            self._jobs.put(None)
+            self._ended.wait()
         except BaseException:
             self._fail(StoreError("the harvest was interrupted"))
-            self._thread.join()
+            self._jobs.put(None)
+            self._ended.wait()
             raise
 
     def finish(self) -> None:
@@ -201,6 +204,7 @@ class Writer:
             if self._staged is not None:
                 self._staged.close()
             self._disk.shutdown()
+            self._ended.set()
 
     def _fail(self, error: Exception) -> None:
         known = error if isinstance(error, StoreError) else self._folder.failed(error)
