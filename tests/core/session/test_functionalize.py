@@ -111,3 +111,28 @@ def test_equal_tools_share_their_programs():
     assert next(traces) == 1
     JitByStaticPart.shared(functools.partial(run, "b", lambda y: y), double)(*static_and_arrays((double, jnp.ones(()))))
     assert next(traces) == 3
+
+
+def test_a_function_that_counts_its_traces_is_traced_once():
+    traces = []
+
+    def f(x):
+        traces.append(len(traces))
+        return x * 2
+
+    compiled = JitByStaticPart(lambda static, arrays: static.whole(arrays)[0](static.whole(arrays)[1]))
+    for number in (1.0, 2.0, 3.0):
+        assert compiled(*static_and_arrays((f, jnp.float32(number)))) == 2 * number
+    assert traces == [0]
+
+
+def test_a_function_that_reads_another_number_now_is_traced_again():
+    numbers = [2.0]
+
+    def f(x):
+        return x * numbers[0]
+
+    compiled = JitByStaticPart(lambda static, arrays: static.whole(arrays)[0](static.whole(arrays)[1]))
+    assert compiled(*static_and_arrays((f, jnp.float32(3)))) == 6
+    numbers[0] = 5.0
+    assert compiled(*static_and_arrays((f, jnp.float32(3)))) == 15

@@ -48,7 +48,7 @@ class StaticPart(WithoutArrays):
 
 
 def static_and_arrays(tree: Any, request: InsideRequest | None = None) -> tuple[StaticPart, list[Any]]:
-    """A pytree without its arrays, and the arrays, from which `Rest.whole` rebuilds it.
+    """A pytree without its arrays, and the arrays, from which `StaticPart.whole` rebuilds it.
 
     Args:
         tree: The pytree.
@@ -60,7 +60,7 @@ def static_and_arrays(tree: Any, request: InsideRequest | None = None) -> tuple[
 
 
 def shapes_of_call(run: Callable[..., Any], f: Any, args: Any, kwargs: Any, request: InsideRequest | None) -> Any:
-    """What `run(f, args, kwargs)` returns, with shapes in place of arrays; `asked` is its `inside=` request."""
+    """What `run(f, args, kwargs)` returns, with shapes in place of arrays; `request` is its `inside=` request."""
     static, arrays = static_and_arrays((f, args, kwargs), request)
     return jax.eval_shape(lambda *arrays: run(*static.whole(arrays)), *arrays)
 
@@ -102,7 +102,8 @@ class JitByStaticPart:
 
         def traced(*args: Any) -> Any:
             result = run(static, *args)
-            # A function that counts its traces changes what it reads by being traced: that asks for no new trace.
+            # A function that counts its traces changes what it reads by being traced. As in `jax.jit`, that asks for no
+            # new trace: the next call, which finds the new state, gets this program.
             after = static.as_of_now() if isinstance(static, StaticPart) else static, state_of(run)
             keeper = owner()
             if after != (static, state) and keeper is not None:
