@@ -107,7 +107,7 @@ test-flax-packages: setup  ## Packages written on Flax, with Flax and with Sonde
 
 test-browser: setup  ## The page, the site and a real JupyterLab in Chromium; needs Debian's chromium and chromium-driver
 	$(BIN)/python -m pip install --quiet --group browser --group docs
-	$(BIN)/python -m pytest -m browser -q tests/report tests/viewer tests/test_jupyterlab.py tests/test_site.py
+	$(BIN)/python -m pytest -m browser -q tests/report tests/viewer tests/test_jupyterlab.py tests/test_marimo.py tests/test_site.py
 
 test-wheel: setup  ## Build the wheel, install it in a bare environment, run its demo
 	$(BIN)/python -m pip install --quiet build twine

@@ -37,6 +37,7 @@ def test_a_place_has_no_folder_of_the_machine(tmp_path, monkeypatch):
     packages = tmp_path / ".venv/lib/python3.11/site-packages"
     monkeypatch.syspath_prepend(str(packages))
     assert short_place(f"{packages}/optax/losses.py:7") == "optax/losses.py:7"
+    assert short_place("/tmp/marimo_7/__marimo__cell_Hbol_.py:3") == "cell Hbol:3"
     monkeypatch.chdir("/")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert short_place(f"{tmp_path}/models/attention.py:7") == "models/attention.py:7"

@@ -82,6 +82,10 @@ def test_what_a_capture_makes_has_no_public_constructor(name: str) -> None:
 def test_an_unknown_name_is_named() -> None:
     with pytest.raises(AttributeError, match="module 'sonde' has no attribute 'captrue'"):
         _ = sonde.captrue
+    with pytest.raises(AttributeError, match=r"no attribute 'steer'; nearest: sonde.tools.steer$"):
+        _ = sonde.steer
+    with pytest.raises(AttributeError, match=r"no attribute 'examine'; nearest: sonde.report.examine$"):
+        _ = sonde.examine
 
 
 def test_exceptions_have_one_root_and_say_when_they_are_raised() -> None:

@@ -57,6 +57,8 @@ def cell_of(filename: str) -> str | None:
     in_prompt = re.match(r"<ipython-input-(\d+)-", filename)
     if in_prompt:
         return f"In[{in_prompt[1]}]"
+    if in_marimo := re.search(r"__marimo__cell_([^/\\]*?)_?\.py$", filename):
+        return f"cell {in_marimo[1]}"
     # The cells of Jupyter have the names of files that do not exist; IPython knows their numbers.
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     named = getattr(getattr(shell, "compile", None), "format_code_name", lambda name: None)(filename)

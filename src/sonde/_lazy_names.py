@@ -18,6 +18,7 @@ import ast
 import difflib
 import functools
 import importlib
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +43,7 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[
         if name not in homes:
             if (new_name := renamed(package, name)) is not None:
                 return _under_old_name(package, name, *new_name)
-            near = difflib.get_close_matches(name, homes, n=3)
+            near = _packages_with(package, name) or difflib.get_close_matches(name, homes, n=3)
             text = f"; nearest: {', '.join(near)}" if near else ""
             raise AttributeError(f"module {package!r} has no attribute {name!r}{text}")
         module, attribute = homes[name]
@@ -73,6 +74,15 @@ def _homes(stub: str) -> dict[str, tuple[str, str]]:
         for alias in statement.names
         if alias.asname is not None
     }
+
+
+def _packages_with(package: str, name: str) -> list[str]:
+    """The name in the packages below that have it: `sonde.tools.steer`, for `sonde.steer`."""
+    if package != "sonde" or name.startswith("_"):
+        return []
+    doors = sorted(Path(__file__).parent.glob("*/__init__.py*"))
+    listed = re.compile(rf"\bas {re.escape(name)}$|\"{re.escape(name)}\"", re.MULTILINE)
+    return [f"sonde.{door.parent.name}.{name}" for door in doors if listed.search(door.read_text(encoding="utf-8"))]
 
 
 def _attribute(module: str, attribute: str) -> Any:

@@ -49,6 +49,19 @@ def test_a_record_per_path():
         records()["twice"].value
 
 
+def test_a_record_is_not_an_array():
+    record = records()["block/h"]
+    for use in (
+        lambda: record + 1,
+        lambda: 2 * record,
+        lambda: record @ record,
+        lambda: -record,
+        lambda: float(record),
+    ):
+        with pytest.raises(TypeError, match=r"compute with its value: records\['block/h'\]\.value"):
+            use()
+
+
 def test_axes_are_named():
     def g(x):
         return lax.scan(lambda c, _: (jax.vmap(lambda y: sow(y + 1, "y"))(c), None), x, length=4)[0]

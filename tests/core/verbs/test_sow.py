@@ -145,3 +145,9 @@ def test_a_numpy_array_that_the_program_writes_into(wrap, grads):
     result, records = sonde.capture(wrap(f), grads=grads)(x)
     np.testing.assert_array_equal(result, wrap(f)(x))
     np.testing.assert_array_equal(records["table"].values, [[0, 0], [3, 0]])
+
+
+@pytest.mark.parametrize("verb", [sonde.sow, sonde.perturb])
+def test_an_empty_name_is_an_error_without_a_capture_too(verb: Callable) -> None:
+    with pytest.raises(sonde.errors.SiteNameError, match="must not be empty"):
+        verb(X, "")

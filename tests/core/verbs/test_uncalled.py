@@ -162,7 +162,7 @@ def test_nearest_names_are_near():
     with pytest.raises(NoSuchSiteError) as error:
         sonde.capture(program, "weights")(X)
     assert "nearest: 'blocks/0/attn/weights'" in str(error.value) and "mlp" not in str(error.value)
-    with pytest.raises(NoSuchSiteError, match=r"none is like it; there are 'blocks/0/attn/scores', .*'logits'"):
+    with pytest.raises(NoSuchSiteError, match=r"they are 'blocks/0/attn/scores', .*'logits'"):
         sonde.capture(program, "zzz")(X)
     records = sonde.capture(program)(X)[1]
     with pytest.raises(KeyError, match=r"nearest: 'embedding'"):

@@ -204,8 +204,9 @@ def _checked(new: Any, expected: Any, site: Site, what: str = "") -> Any:
     is_number = isinstance(new, (bool, int, float, complex)) or getattr(_jax.typeof(new), "weak_type", False)
     array = jnp.asarray(new, expected.dtype) if is_number else jnp.asarray(new)
     if array.shape != expected.shape or array.dtype != expected.dtype:
+        remedy = "" if what else "; give such an array, or a function of the old value, as in lambda old: 0 * old"
         raise EditError(
-            f"edit of {what}{site.path!r} ({site.line}): expected {describe(expected)}, got {describe(array)}"
+            f"edit of {what}{site.path!r} ({site.line}): expected {describe(expected)}, got {describe(array)}{remedy}"
         )
     return array
 

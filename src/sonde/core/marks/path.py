@@ -222,7 +222,8 @@ def no_such_site(pattern: Pattern, paths: Iterable[str]) -> NoSuchSiteError:
         text = f"nearest: {', '.join(map(repr, near))}"
     else:
         more = f" and {len(site_paths) - _MOST_LISTED} more" if len(site_paths) > _MOST_LISTED else ""
-        text = f"none is like it; there are {', '.join(map(repr, site_paths[:_MOST_LISTED]))}{more}"
+        are = "it is" if len(site_paths) == 1 else "they are"
+        text = f"{are} {', '.join(map(repr, site_paths[:_MOST_LISTED]))}{more}"
     matched = f"pattern {pattern_text!r} matches none of the program's {counted(len(site_paths), 'site')}"
     return NoSuchSiteError(f"{matched}; {text}")
 

@@ -227,6 +227,14 @@ class Record:
     def __getitem__(self, index: object) -> NoReturn:
         raise TypeError(f"a Record is not an array; ask for its value: records[{self.path!r}].value[{index!r}]")
 
+    def _no_arithmetic(self, *operands: object) -> NoReturn:
+        del operands
+        raise TypeError(f"a Record is not an array; compute with its value: records[{self.path!r}].value")
+
+    if not TYPE_CHECKING:  # a type checker finds the mistake by itself
+        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _no_arithmetic
+        __matmul__ = __rmatmul__ = __pow__ = __neg__ = __abs__ = __float__ = __int__ = _no_arithmetic
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """The value as an array of NumPy; an error if there are several."""
         if len(self.values) != 1:

@@ -44,7 +44,7 @@ def sow(value: T, name: str) -> T:
         `value`, or what it was replaced by.
 
     Raises:
-        SiteNameError: `name` is not a string; or, during a capture, it is empty.
+        SiteNameError: `name` is not a string, or it is empty.
 
     Example:
         >>> import jax.numpy as jnp, sonde
@@ -55,7 +55,7 @@ def sow(value: T, name: str) -> T:
         >>> print(f"{records['h'].value:.4f}")
         0.4794
     """
-    if type(name) is not str:
+    if type(name) is not str or not name:
         check_order(value, name, "sow")
     return mark(value, name, depth=2) if sows_are_seen() else value
 
@@ -74,7 +74,7 @@ def perturb(value: T, name: str) -> T:
         >>> print(grads["h"])
         12.0
     """
-    if type(name) is not str:
+    if type(name) is not str or not name:
         check_order(value, name, "perturb")
     return mark(value, name, tag=PERTURBED, depth=2) if sows_are_seen() else value
 
