@@ -322,7 +322,7 @@ def test_once_wrong(what):
     assert check_program(program, look, x)
 
 
-def test_a_loop_that_does_nothing_but_look_in_a_differentiated_function():
+def test_grad_around_a_while_loop_whose_only_effect_is_sow():
     def f(x):
         def body(state):
             sonde.sow(jnp.sin(state[1]), "h")

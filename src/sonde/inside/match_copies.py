@@ -212,7 +212,7 @@ class ArrayMatcher:
     def _stands_in(
         self, stack: CallStack, model: Any, array_sources: Sequence[Source], sources: Sources, is_called: bool
     ) -> bool:
-        """Whether a module of the class of a model, with other arrays, is the model.
+        """Whether to treat a module as the model although its arrays differ, for example after a training step.
 
         Args:
             stack: The calls of modules that are open.

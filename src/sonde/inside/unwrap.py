@@ -1,7 +1,7 @@
 """The function that is meant by what decorators, transforms and other wrappers made of it.
 
 Most wrappers say what they wrap (`__wrapped__`, `func`). Others only hold it, in a closure or an attribute: if such a
-wrapper takes any arguments (`*args`), the functions that it holds are meant as well as its own.
+wrapper takes `*args`, both it and the functions that it holds are instrumented.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def with_wrapped(thing: Any) -> Iterator[Any]:
 
 
 def functions_below(value: Any, depth: int = _DEEP) -> Iterator[types.FunctionType]:
-    """All functions that an attribute of a class or module leads to, whatever its decorators hold them in."""
+    """Every function that can be reached from an attribute of a class or module through its decorators."""
     if isinstance(value, types.FunctionType):
         yield value
     if depth == 0 or isinstance(value, type):

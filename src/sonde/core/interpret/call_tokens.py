@@ -23,7 +23,7 @@ from sonde.core.marks.operands import TOKEN
 
 
 class _Memory(bytearray):
-    """The memory of tokens. The user's numbers must come out of a function as JAX returns them: this tells ours apart.
+    """The buffer behind token arrays. Its type marks an array as a token: no integer of the user is taken for one.
 
     A long run has millions of tokens. Many share one memory, and each is an object that Python's garbage collector need
     not visit; a table of them, with weak references, would take most of the time.

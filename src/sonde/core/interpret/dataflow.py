@@ -113,7 +113,7 @@ class Dataflow(Generic[T]):
             position: Which output.
             read: The answers for the inputs, before the first iteration.
         """
-        carried: dict[int, T | None] = {}  # as far as is known so far; less in the next round
+        carried: dict[int, T | None] = {}  # the current approximation; each round can only weaken it
 
         def of_input(i: int) -> T | None:
             if i not in carry:

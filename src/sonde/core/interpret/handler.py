@@ -262,7 +262,7 @@ class Handler:
         return [x.copy() if d and id(x) in held and isinstance(x, jax.Array) else x for x, d in zip(args, donated)]
 
     def sees(self, site: Site) -> bool:
-        """Whether this handler sees a site, and not only other nested ones."""
+        """Whether the site belongs to the capture of this handler, and not only to captures nested in it."""
         return (site.depths is None or self.depth in site.depths) and (
             site.handlers is None or self.depth in site.handlers
         )
@@ -444,7 +444,7 @@ class SeenSites:
         )
 
     def update(self, other: SeenSites) -> None:
-        """Takes over what was met inside."""
+        """Merges what a child handler noted about its sites into this one."""
         if self._inside is not None and other.around is None:
             self._inside.append(other)
             return

@@ -90,13 +90,13 @@ class Item:
         return self.build([fn(x) for x in self.arrays])
 
     def inside(self, axis: Axis) -> Item:
-        """The same, seen from outside a loop that leaves an axis."""
+        """This item as it leaves a loop that stacks its iterations along an axis."""
         return dataclasses.replace(
             self, view=self.view.replace(axes=(axis, *self.view.axes)), loops=(axis.loop, *self.loops)
         )
 
     def inside_loop(self, loop: object) -> Item:
-        """The same, seen from outside a loop that leaves no axis."""
+        """This item as it leaves a `while_loop`, which adds no axis."""
         return dataclasses.replace(self, loops=(loop, *self.loops))
 
 

@@ -1,4 +1,4 @@
-"""Makes arrays mapped wherever others are, even if they do not vary there.
+"""A primitive that batches its first operands whenever any of its other operands is batched.
 
 A gradient at such an array has a part for each example; otherwise it would be the sum over the examples. The primitive
 is the identity on its first operands. Each `vmap` over one of the other operands gives them its axis.

@@ -7,11 +7,11 @@
 The token is an int32 that tells calls apart: a function that is compiled once and called twice has one `Site`, two
 values and, perhaps, one gradient. The number travels from the value to its gradient as a residual, so a gradient is
 never given to the wrong call. The gate is a boolean that says whether the branch with the site was taken; it appears
-when `vmap` turns a `cond` into a select, where both branches run. There is a number for every `while_loop` around the
-site whose predicate is being mapped; it says only that, and is dropped once the site is mapped. The anchor is the
-number of the iteration; it appears when a loop is differentiated, which would otherwise move a site whose value does
-not change out of the loop. A site that is only recorded is split in two there, so that the value itself can still be
-moved (see `View.role`).
+when `vmap` turns a `cond` into a select, where both branches run. `active` holds one scalar for every `while_loop`
+around the site whose predicate is being batched; it only shows the batching rule the loop's axis, and is dropped
+there. The anchor is the number of the iteration; it appears when a loop is differentiated, which would otherwise move a
+site whose value does not change out of the loop. A site that is only recorded is split in two there, so that the value
+itself can still be moved (see `View.role`).
 """
 
 from __future__ import annotations

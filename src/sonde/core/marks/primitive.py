@@ -343,7 +343,7 @@ def _batched_site(axis_data: Any, args: Any, dims: Any, *, site: Site, view: Vie
     operands, at = operands_of(args, site, view), operands_of(dims, site, view)
     batched = Operands(
         [_front(x, d) for x, d in zip(operands.arrays, at.arrays)],
-        # A number that belongs to the whole loop: that of any element will do.
+        # The iteration number is the same for every batch element; the first will do.
         anchor=_front(operands.anchor, at.anchor)[0] if at.anchor is not None else operands.anchor,
         token=_front(operands.token, at.token),
         gate=_front(operands.gate, at.gate),

@@ -45,7 +45,7 @@ def _without_sites(jaxpr: Any, results: dict[int, tuple[Any, Any]]) -> Any:
     result = jaxpr
     if len(eqns) < len(opened.eqns) or any(a is not b for a, b in zip(eqns, opened.eqns)):
         result = _jax.with_equations(jaxpr, eqns, [*map(current, opened.outvars)], _without_effect(opened.effects))
-    results[id(jaxpr)] = jaxpr, result  # with the jaxpr itself: its id stays its own
+    results[id(jaxpr)] = jaxpr, result  # holds the jaxpr too, so that its id is not reused
     return result
 
 

@@ -106,7 +106,7 @@ class _Repeat:
     """`repeated_along`, once for each array: the calls of a loop have one count, those of a branch one flag."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, tuple[Any, Any]] = {}  # with the array itself: its id stays its own
+        self._known: dict[Any, tuple[Any, Any]] = {}  # holds the array too, so that its id is not reused
 
     def __call__(self, array: Any, size: Any, position: int) -> Any:
         key = id(array), size, position

@@ -241,8 +241,8 @@ def _one(token: Any) -> Any:
 def _add(call: Call, gradient: Item, orphans: list[Call]) -> None:
     """Several backward passes through one call add up, as cotangents do.
 
-    If they cannot be added, that is an error. But nobody can do anything about code that was not written for Sonde:
-    there, the gradient becomes a separate call.
+    Gradients that cannot be added are an error. Under `inside=`, where the user cannot change the code, the gradient is
+    recorded as a separate call instead.
     """
     gradient = _in_order_of(call.item, gradient)
     axes = tuple(axis.of_value(call.item.view.axes) for axis in gradient.view.axes)
@@ -330,7 +330,7 @@ def turned_axes(value: Item, gradient: Item) -> list[int]:
     shared = 0
     while shared < min(len(value_loops), len(loops)) and value_loops[shared].loop is loops[shared].loop:
         shared += 1
-    # What is left of the value's loops was transposed; loops in front of those run whole backward passes.
+    # The value's other loops were transposed; each extra loop in front of the gradient ran a complete backward pass.
     first_transposed = max(shared, len(loops) - (len(value_loops) - shared))
     origins = [*loops[:first_transposed], *value_loops[len(value_loops) - (len(loops) - first_transposed) :]]
     return [i for i, axis in enumerate(origins) if axis.reverse]

@@ -64,9 +64,8 @@ class Session:
     """A run of a program under a handler; or a block inside one, in which captures want something else.
 
     A session restores the state of the thread when it ends, however that comes about. An exception such as
-    KeyboardInterrupt may be raised anywhere, also while a session begins or ends. If it hits while it ends, that is
-    done again: `end` is called before the block ends, so only two interrupts could do harm. Whatever is changed is
-    therefore noted before, and every way back may be gone twice.
+    KeyboardInterrupt may be raised anywhere, even while a session begins or ends. If one arrives during the cleanup,
+    the cleanup is run again. So every change is noted before it is made, and undoing a change twice does no harm.
 
     Args:
         handler: What is done at sites; None for a block.

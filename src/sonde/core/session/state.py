@@ -90,7 +90,7 @@ class CaptureState:
         return None if self.seen_below is None else range(1, self.seen_below)
 
     def may_miss(self, site: Any) -> bool:
-        """Whether a site that the captures cannot see may be left out: `inside=` reached it through a package."""
+        """Whether to skip a site that no capture can record: it came from a package, and was not named in `inside=`."""
         return site.depths is not None and (self.inside is None or not self.inside.must_see(site.source))
 
 

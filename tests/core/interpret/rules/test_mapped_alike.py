@@ -44,7 +44,7 @@ def test_a_branch_that_does_not_vary_beside_one_that_does_is_the_same_call():
         equal((record.values, record.grads), ((value,), (jnp.cos(value) * jnp.where(value == 1.5, 1, 1.5),)))
 
 
-def test_a_rule_that_does_not_meet_the_site_of_its_function_is_mapped_like_the_function():
+def test_vmap_of_custom_jvp_whose_rule_skips_the_site():
     @jax.custom_jvp
     def h(x):
         return jnp.sin(sow(x, "h"))

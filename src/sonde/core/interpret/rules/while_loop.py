@@ -178,7 +178,7 @@ RULES[_jax.while_p] = while_rule
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Under remat JAX cannot save anything from inside a while loop, not even a token. It cannot differentiate the loop
-# backwards either, so its sites are only recorded. A loop that is computed again was recorded before.
+# backward either, so its sites need no gradients; when remat computes the loop again, its values are already recorded.
 # ---------------------------------------------------------------------------------------------------------------------
 
 
