@@ -132,7 +132,8 @@ class NonFinite(InNotebook):
         lines += [f"  then {line}" for line in self.reached]
         for r in self.before:
             place = f"{r.path}{' (gradient)' if r.gradient else ''}[{r.call}]{list(r.iteration) if r.iteration else ''}"
-            lines.append(f"  {place}: {r.low:.6g} to {r.high:.6g}")
+            values = f"{r.low:.6g}" if r.low == r.high else f"{r.low:.6g} to {r.high:.6g}"
+            lines.append(f"  before it, {place}: {values}")
         lines += [f"  {line}" for line in called_at(self.chain[1:])]
         if self.doubt:
             lines.append(f"  not certain: {self.doubt}")
