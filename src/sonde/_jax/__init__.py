@@ -5,26 +5,6 @@ subject, holds what differs there between the JAX versions that Sonde supports (
 it offers. Nothing here knows what a site is.
 """
 
-from sonde._jax import (
-    arguments,
-    array_types,
-    custom_derivatives,
-    effects,
-    imported,
-    in_place,
-    jaxprs,
-    meshes,
-    operations,
-    parameters,
-    patches,
-    primitives,
-    references,
-    scope_names,
-    tracers,
-    traces,
-    upgraded,
-    vmaps,
-)
 from sonde._jax.arguments import *
 from sonde._jax.array_types import *
 from sonde._jax.custom_derivatives import *
@@ -43,23 +23,3 @@ from sonde._jax.tracers import *
 from sonde._jax.traces import *
 from sonde._jax.upgraded import *
 from sonde._jax.vmaps import *
-
-__all__ = []
-__all__ += arguments.__all__
-__all__ += array_types.__all__
-__all__ += custom_derivatives.__all__
-__all__ += effects.__all__
-__all__ += imported.__all__
-__all__ += in_place.__all__
-__all__ += jaxprs.__all__
-__all__ += vmaps.__all__
-__all__ += meshes.__all__
-__all__ += operations.__all__
-__all__ += scope_names.__all__
-__all__ += parameters.__all__
-__all__ += patches.__all__
-__all__ += primitives.__all__
-__all__ += references.__all__
-__all__ += tracers.__all__
-__all__ += traces.__all__
-__all__ += upgraded.__all__
