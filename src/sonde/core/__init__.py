@@ -23,7 +23,7 @@ from sonde.core.interpret.trace import SiteTrace
 from sonde.core.interpret.where import Where
 from sonde.core.marks.arrays import arrays_in, as_now, flattened, shapes_in, split_arrays
 from sonde.core.marks.axes import Axis, extra_has, room_for_axes, spread
-from sonde.core.marks.named_loops import STAR, NamedLoop, Row, row_path, rows_chosen, starred, unstarred
+from sonde.core.marks.named_loops import STAR, Row, row_path, rows_chosen, starred, unstarred
 from sonde.core.marks.operands import operands_of
 from sonde.core.marks.path import Pattern, check_pattern, check_patterns, glob_matches, matches, nearest, no_such_site
 from sonde.core.marks.primitive import marker_p, plain_p, site_p

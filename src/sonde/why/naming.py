@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sonde import _jax
-from sonde.core import NamedLoop, Site, View, path_under, row_path, sites_inside, starred
+from sonde.core import Site, View, path_under, row_path, sites_inside, starred
 from sonde.programs.flat import Level, Mark
 from sonde.why.walk import Birth, Scene, Step
 
@@ -106,7 +106,7 @@ def path_of(scene: Scene, names: tuple[Any, ...], name: str) -> str:
     named = [loop for loop in scene.around if loop.name is not None]
     if not named:
         return path
-    with_stars, which = starred(path, [NamedLoop(loop.name or "", 0) for loop in named])
+    with_stars, which = starred(path, [loop.name or "" for loop in named])
     return row_path(with_stars, tuple(named[i].number for i in which))
 
 

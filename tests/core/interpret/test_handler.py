@@ -6,7 +6,7 @@ from tests.core.making import site_of
 
 import sonde
 from sonde.core.interpret.handler import Handler, SeenSites
-from sonde.core.marks.named_loops import NamedLoop
+from sonde.core.interpret.where import Loop
 from sonde.core.marks.scopes import LoopName, scope
 from sonde.core.marks.site import View
 from sonde.core.session.session import with_capture_state
@@ -79,7 +79,7 @@ def test_a_scope_with_a_star_names_the_next_loop():
     with with_capture_state(CaptureState(grads=False)), scope("blocks/*"):
         assert handler.loop_path() == "blocks/"
         inside = handler.entering(5)
-        assert inside.named_loops == (NamedLoop("blocks", 5),)
+        assert inside.loops == (Loop(None, 5, path="blocks"),)
         assert handler.entering().loop_name == "blocks"  # a jitted function: the loop may be inside
     path = inside.meet(A, View(), (LoopName("blocks/*"),))
     assert path == "blocks/*/a"

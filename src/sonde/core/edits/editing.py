@@ -13,10 +13,10 @@ import numpy as np
 from sonde import _jax
 from sonde.core.edits.new_values import given_arrays, recorded_arrays
 from sonde.core.edits.plan import TRACED, EditPlan, Step, Supply
-from sonde.core.interpret.handler import Handler
+from sonde.core.interpret.handler import Handler, is_argument
 from sonde.core.interpret.items import Extra
 from sonde.core.interpret.where import Where
-from sonde.core.marks.named_loops import Row, starred
+from sonde.core.marks.named_loops import Row
 from sonde.core.marks.operands import operands_of
 from sonde.core.marks.path import Pattern, glob_matches
 from sonde.core.marks.site import Site, View, naming
@@ -74,10 +74,7 @@ class Editing(Handler):
         super().__init__(None, patterns, depth=depth)
         self.plan = plan
         self.values = values
-        self._hit: dict[Pattern | None, set[int]] = {}  # which calls were replaced; shared with all children
-        # Of sites that may run again in a recomputation: as which calls they ran first; shared with all children.
-        self._first_calls: dict[Supply, set[int]] = {}
-        self._by_call = any(step.is_by_call for step in plan.steps)
+        self.counts.matter = any(step.is_by_call for step in plan.steps)
         if not plan.has_rules:  # what a rule supplies may be of this run alone
             leaves, tree = jax.tree.flatten(values)
             fixed = tuple(by_identity(x) for x in leaves if not is_argument(x))
@@ -92,65 +89,16 @@ class Editing(Handler):
     def entering(self, length: int | None = None) -> Self:
         """The handler whose child is about to run."""
         inner = super().entering(length)
-        if inner.named_loops and self.outside is not None:
+        if self.outside is not None and any(loop.path is not None for loop in inner.loops):
             inner.key = None  # what functions of the edit mark has the rows of this run
-        elif inner.key is not None and length is not None:
-            inner.key = (inner.key, length, inner._named_at)
         return inner
-
-    def arrays(self) -> list[Any]:
-        """The arrays of the edits."""
-        return [jnp.asarray(x) for x in jax.tree.leaves(self.values) if is_argument(x)]
-
-    def with_arrays(self, arrays: Sequence[Any]) -> Self:
-        """The handler with other arrays."""
-        copied, remaining = self.__copy__(), iter(arrays)
-        copied.values = jax.tree.map(lambda x: next(remaining) if is_argument(x) else x, self.values)
-        return copied
-
-    def carried(self) -> list[Any]:
-        """The traced values that the handler holds."""
-        return [*super().carried(), *filter(_is_carried, jax.tree.leaves(self.values))]
-
-    def carrying(self, values: Sequence[Any]) -> Self:
-        """A handler with these values in place of those that `carried` returned."""
-        n = len(super().carried())
-        carried, remaining = super().carrying(values[:n]), iter(values[n:])
-        carried.values = jax.tree.map(lambda x: next(remaining) if _is_carried(x) else x, self.values)
-        return carried
-
-    def calls(self) -> Any:
-        """How often each site ran, if an edit depends on that."""
-        if not self._by_call:
-            return None
-        first = frozenset((supply, frozenset(numbers)) for supply, numbers in self._first_calls.items())
-        return tuple(sorted(self.counts.items())), first
-
-    def calls_since(self, calls: Any) -> Any:
-        """How often each site has run since then, which calls were replaced so far, and as which calls sites ran."""
-        if not self._by_call:
-            return {}, {}, {}
-        before = dict(calls[0])
-        more = {path: n - before.get(path, 0) for path, n in self.counts.items()}
-        return more, _frozen(self._hit), _frozen(self._first_calls)
-
-    def count_again(self, since: Any) -> None:
-        """Counts what a program that was rewritten before has in it."""
-        more, replaced, first_calls = since
-        for path, n in more.items():
-            for _ in range(n):
-                self.counts.next(path)
-        for pattern, numbers in replaced.items():
-            self._hit.setdefault(pattern, set()).update(numbers)
-        for supply, numbers in first_calls.items():
-            self._first_calls.setdefault(supply, set()).update(numbers)
 
     def finish(self) -> None:
         """Raises an error for a pattern, or a call number, that matched nothing."""
         super().finish()
         for step in self.plan.steps:
             named = () if step.calls in (None, TRACED) else step.calls
-            missed = set(named) - self._hit.get(step.pattern, set())
+            missed = set(named) - self.counts.replaced.get(step.pattern, set())
             if missed and step.pattern is not None:
                 most = max(self._hit_counts(step.pattern), default=0)
                 raise EditError(
@@ -182,7 +130,7 @@ class Editing(Handler):
             return super().supply(args, site, view)
         arrays = operands_of(args, site, view).arrays
         names = _jax.names_since(self._names_before)
-        path, _ = starred(self.here(names) + site.path, self.named_loops)
+        path, _ = self.starred(self.here(names) + site.path)
         self._within_here = self._within(names)
         call = self._call(supply, path, site)
         where = self.where(site, path, view, call)
@@ -200,14 +148,14 @@ class Editing(Handler):
 
     def _call(self, supply: Supply, path: str, site: Site) -> int:
         """The number of the call that asks; in a recomputation that of the call that is computed again."""
-        if not self._by_call:
+        if not self.counts.matter:
             return 0
         if supply.first is None:
             call = self.counts.next(path)
-            if any(loop.length is None for loop in self.loops_around):  # of nothing else is there a recomputation
-                self._first_calls.setdefault(supply, set()).add(call)
+            if any(loop.length is None for loop in self.loops):  # of nothing else is there a recomputation
+                self.counts.first_calls.setdefault(supply, set()).add(call)
             return call
-        numbers = self._first_calls.get(supply.first, set())
+        numbers = self.counts.first_calls.get(supply.first, set())
         if len(numbers) != 1:  # several calls of a function share one program: which of them it is cannot be told
             raise EditError(
                 f"edit of {path!r} ({site.line}): it depends on the call, but the site is in a while_loop that is "
@@ -234,7 +182,7 @@ class Editing(Handler):
                 return None
             supplied, conditions = from_rule.arrays, [*conditions, from_rule.applies]
         else:
-            self._hit.setdefault(step.pattern, set()).add(where.call)
+            self.counts.replaced.setdefault(step.pattern, set()).add(where.call)
             if number in supply.failures:
                 raise supply.failures[number]
             rows = self._rows(step, values, where)
@@ -281,17 +229,3 @@ class Editing(Handler):
                 f"{length}"
             )
         return jnp.isin(own[-1].index, jnp.asarray(sorted(iterations)))
-
-
-def _frozen(numbers: dict[Any, set[int]]) -> dict[Any, frozenset[int]]:
-    return {key: frozenset(of_key) for key, of_key in numbers.items()}
-
-
-def _is_carried(leaf: Any) -> bool:
-    """Whether a part of an edit is a traced value, or the type of one that rules traced later get again."""
-    return isinstance(leaf, _jax.Tracer) or _jax.is_array_type(leaf)
-
-
-def is_argument(leaf: Any) -> bool:
-    """Whether a part of an edit is an argument of compiled programs."""
-    return isinstance(leaf, (jax.Array, np.ndarray, np.generic, float)) or type(leaf) is int

@@ -9,6 +9,7 @@ inside, such as the new values of an edit, are closed over; the rules turn them 
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Hashable, Sequence
 from typing import Any, Self
 
@@ -21,7 +22,7 @@ from sonde.core.interpret.call_counts import CallCounts
 from sonde.core.interpret.call_tokens import new_token
 from sonde.core.interpret.items import Bundle, Extra, Item, flat_arrays
 from sonde.core.interpret.where import Loop, Where
-from sonde.core.marks.named_loops import NamedLoop, Row, Within, rows_chosen, starred, unstarred
+from sonde.core.marks.named_loops import Row, Within, rows_chosen, starred, unstarred
 from sonde.core.marks.operands import operands_of
 from sonde.core.marks.path import ByPath, Pattern, checked_name, matches, no_such_site
 from sonde.core.marks.primitive import bind_site, site_p
@@ -41,11 +42,13 @@ class Handler:
         items: What was recorded, in program order.
         met: What is known about the sites met so far; what a child met is added when it has finished.
         counts: How many times each site ran, for handlers that need it.
-        named_loops: The named loops around the handler, outermost first.
+        loops: The loops around the handler, outermost first: those that have a name, and all others for handlers that
+            count iterations.
         loop_name: The path of a scope around the handler that names the next loop inside.
-        within: The rows of these loops for which the code runs; see `scopes.RowsName`.
-        loops_around: The loops around it, outermost first, for handlers that count iterations.
+        within: The rows of named loops for which the code runs; see `scopes.RowsName`.
         mesh_axes: The name and the size of each axis of the meshes around it that the code runs along, outermost first.
+        values: What it needs at sites: a pytree of arrays and anything else. The rules make the arrays operands of
+            what they bind, because a program that is kept may not close over the arrays of one run.
     """
 
     # Whether a jaxpr may be rewritten by moving variables only, without running the handler on values.
@@ -77,13 +80,11 @@ class Handler:
         self.items: list[Item | Bundle] = []
         self.met = SeenSites()
         self.counts = CallCounts()
-        self.named_loops: tuple[NamedLoop, ...] = ()
+        self.loops: tuple[Loop, ...] = ()
         self.loop_name: str | None = None
         self.within: tuple[Within, ...] = ()
         self.mesh_axes: tuple[tuple[str, int], ...] = ()
-        self.loops_around: tuple[Loop, ...] = ()
-        self._named_at: tuple[int, ...] = ()  # which of the loops around are the named ones
-        self._length: int | None = None  # of the loop that is entered next
+        self.values: Any = ()
         self._within_here: tuple[Within, ...] = ()  # of the current site
         self._names_before = _jax.count_open_names()
         self._base: Any = 1
@@ -109,9 +110,11 @@ class Handler:
         """
         inner = copy.copy(self)
         if steps and self.counts_iterations:
-            inner.loops_around = (*self.loops_around, Loop(steps[0], self._length))
+            is_entered = bool(self.loops) and self.loops[-1].index is None  # by `entering`; a `while_loop` is not
+            entered = self.loops[-1] if is_entered else Loop(None, None)
+            around = self.loops[:-1] if is_entered else self.loops
+            inner.loops = (*around, dataclasses.replace(entered, index=steps[0]))
         inner.items, inner._sites_here, inner.met = [], set(), self.met.child()
-        inner._length = None  # a `while_loop` inside has none
         inner.prefix = self.prefix_here() if prefix is None else prefix
         inner._names_before = _jax.count_open_names()
         inner._base, inner._next_offset = base, 1
@@ -129,12 +132,9 @@ class Handler:
         at = [i for i, name in enumerate(names) if isinstance(name, LoopName)]
         name = self.here(names[: at[-1] + 1]).rstrip("/") if at else self.loop_name
         inner = self.__copy__()
-        inner._length = length
-        if length is None or name is None:
-            inner.loop_name = name
-        else:
-            inner._named_at = (*self._named_at, len(self.loops_around))
-            inner.named_loops, inner.loop_name = (*self.named_loops, NamedLoop(name, length)), None
+        inner.loop_name = name if length is None else None
+        if length is not None and (name is not None or self.counts_iterations):
+            inner.loops = (*self.loops, Loop(None, length, path=name))
         inner.within = self._within(names)
         return inner
 
@@ -145,16 +145,25 @@ class Handler:
         numbered = list(self.within)
         for i, name in enumerate(names):
             if isinstance(name, RowsName) and name.rows is not None:
-                around = starred(self.here(names[: i + 1]), self.named_loops)[1]
+                around = self.starred(self.here(names[: i + 1]))[1]
                 numbered.append(Within(len(around), name.rows))
         return tuple(numbered)
 
     def loop_path(self) -> str | None:
         """The start of the starred paths of sites in a loop that is entered now, before the loop's own `*`."""
-        loops = self.entering(0).named_loops
-        if len(loops) == len(self.named_loops):
+        loops = self.entering(0).loops[len(self.loops) :]
+        if not loops or loops[0].path is None:
             return None
-        return starred(loops[-1].path and loops[-1].path + "/", loops[:-1])[0]
+        return self.starred(loops[0].path and loops[0].path + "/")[0]
+
+    def starred(self, path: str) -> tuple[str, tuple[int, ...]]:
+        """A path with a `*` for each named loop that it is below, and which of the loops around those are."""
+        return starred(path, [loop.path for loop in self.loops]) if self.loops else (path, ())
+
+    @property
+    def loops_key(self) -> Hashable:
+        """What rewriting a program depends on of the loops around."""
+        return tuple([(loop.path, loop.length) for loop in self.loops])
 
     def on_mesh(self, axes: Sequence[tuple[str, int]]) -> Self:
         """The handler that runs per shard along some more axes of a mesh."""
@@ -162,10 +171,6 @@ class Handler:
         inner.mesh_axes = (*self.mesh_axes, *axes)
         inner.key = None if self.key is None else (self.key, inner.mesh_axes)
         return inner
-
-    def in_branch(self) -> Self:
-        """The handler whose child is about to run in one of several branches."""
-        return self
 
     def quietly(self) -> Self:
         """A handler that does the same, but does not pass sites on."""
@@ -176,34 +181,25 @@ class Handler:
 
     def carried(self) -> list[Any]:
         """The traced values that the handler holds: functions that are traced later must get them again."""
-        return [] if isinstance(self._base, int | np.ndarray | np.generic) else [self._base]
+        return [x for x in jax.tree.leaves((self._base, self.values)) if _is_carried(x)]
+
+    def carrying(self, carried: Sequence[Any]) -> Self:
+        """A handler with these in place of what `carried` returned."""
+        inner, remaining = copy.copy(self), iter(carried)
+        inner._base, inner.values = jax.tree.map(
+            lambda x: next(remaining) if _is_carried(x) else x, (self._base, self.values)
+        )
+        return inner
 
     def arrays(self) -> list[Any]:
         """The arrays that rewritten programs take as inputs, so that they can be kept for other numbers."""
-        return []
+        return [jnp.asarray(x) for x in jax.tree.leaves(self.values) if is_argument(x)]
 
     def with_arrays(self, arrays: Sequence[Any]) -> Self:
         """A handler with these in place of those that `arrays` returned."""
-        del arrays
-        return self
-
-    def calls(self) -> Any:
-        """What was counted so far, as far as rewriting depends on it."""
-        return None
-
-    def calls_since(self, calls: Any) -> Any:
-        """What was counted since `calls` returned this."""
-        del calls
-
-    def count_again(self, since: Any) -> None:
-        """Counts once more what `calls_since` returned, for a program that was rewritten before."""
-
-    def carrying(self, values: Sequence[Any]) -> Self:
-        """A handler with these values in place of those that `carried` returned."""
-        carried = copy.copy(self)
-        if values:
-            (carried._base,) = values
-        return carried
+        inner, remaining = copy.copy(self), iter(arrays)
+        inner.values = jax.tree.map(lambda x: next(remaining) if is_argument(x) else x, self.values)
+        return inner
 
     def here(self, names: tuple[Any, ...] | None = None) -> str:
         """The path of the scopes that are open, or of scopes with these names, opened where the handler runs."""
@@ -279,7 +275,7 @@ class Handler:
         path = self.here(names) + site.path
         if "*" in path:
             checked_name(path)  # that of a module may be anything
-        path, _ = starred(path, self.named_loops)
+        path, _ = self.starred(path)
         self._within_here = self._within(names)
         if view.is_value:
             self.met.paths[path] = None
@@ -305,21 +301,18 @@ class Handler:
         rows = rows_chosen(patterns, site, path, self.lengths_at(path))
         return [row for row in rows if all(within.has(row) for within in self._within_here)]
 
-    def loops_at(self, path: str) -> tuple[int, ...]:
-        """Which of the named loops a starred path is below."""
-        return starred(unstarred(path), self.named_loops)[1] if self.named_loops else ()
+    def named_at(self, path: str) -> tuple[int, ...]:
+        """Which of the loops around have a name that a starred path is below."""
+        return self.starred(unstarred(path))[1] if self.loops else ()
 
     def lengths_at(self, path: str) -> tuple[int, ...]:
         """The lengths of the named loops that a starred path is below."""
-        return tuple(self.named_loops[i].length for i in self.loops_at(path))
+        return tuple([self.loops[i].length or 0 for i in self.named_at(path)])
 
     def where(self, site: Site, path: str, view: View, call: int) -> Where:
         """Where the program is at a site."""
-        loops, above = list(self.loops_around), self.loops_at(path)
-        named = tuple(self._named_at[number] for number in above)
-        for number, i in zip(above, named):
-            loops[i] = Loop(loops[i].index, self.named_loops[number].length)
-        return Where(path, call, site.at(path), view, tuple(loops), named, self.mesh_axes, self.depth, site.path)
+        named = self.named_at(path)
+        return Where(path, call, site.at(path), view, self.loops, named, self.mesh_axes, self.depth, site.path)
 
     def finish(self) -> None:
         """Raises NoSuchSiteError for a pattern that chose nothing."""
@@ -338,9 +331,10 @@ class Handler:
 
 
 class Rebinding(Handler):
-    """Binds every site again in another form, for the handlers around, with one operand for all.
+    """Binds every site again in another form, for the handlers around. It records nothing.
 
-    It records nothing.
+    Args:
+        values: The operands that it adds; see `Handler.values`.
     """
 
     # Whether a while loop continues only where the operand is true.
@@ -349,9 +343,9 @@ class Rebinding(Handler):
     # function is then run once more, outside the call, for its sites.
     in_custom_calls: Rebinding | None = None
 
-    def __init__(self, operand: Any = None) -> None:
+    def __init__(self, values: Any = ()) -> None:
         super().__init__(None, ())
-        self.operand = operand
+        self.values = values
 
     def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
         """The handler inside. Tokens are given out by the handlers around."""
@@ -361,17 +355,6 @@ class Rebinding(Handler):
     def of_custom_call(self, outs: Sequence[Any]) -> list[Any]:
         """The outputs of a function with its own derivatives, or of its forward rule, which may not meet the sites."""
         return list(outs)
-
-    def carried(self) -> list[Any]:
-        """The operand."""
-        return [] if self.operand is None else [self.operand]
-
-    def carrying(self, values: Sequence[Any]) -> Self:
-        """A handler with another operand."""
-        carried = copy.copy(self)
-        if values:
-            (carried.operand,) = values
-        return carried
 
 
 class SeenSites:
@@ -461,3 +444,13 @@ class SeenSites:
 
 def _as_token(number: Any) -> Any:
     return new_token(number) if isinstance(number, int) else number
+
+
+def _is_carried(leaf: Any) -> bool:
+    """Whether something a handler holds is a traced value, or the type of one that rules traced later get again."""
+    return isinstance(leaf, _jax.Tracer) or _jax.is_array_type(leaf)
+
+
+def is_argument(leaf: Any) -> bool:
+    """Whether something a handler holds is an argument of compiled programs."""
+    return isinstance(leaf, (jax.Array, np.ndarray, np.generic, float)) or type(leaf) is int

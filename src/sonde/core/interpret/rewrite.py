@@ -20,7 +20,7 @@ from sonde.core.marks.axes import Axis
 from sonde.core.marks.operands import TOKEN_TYPE, operands_of
 from sonde.core.marks.primitive import site_effect, site_p
 from sonde.core.marks.site_search import equations_with_sites, gives_tokens, gradient_sites
-from sonde.core.session.caches import JaxprCache, Meter
+from sonde.core.session.caches import ByIdentity, Meter, Programs
 from sonde.core.session.state import capture_state
 
 
@@ -138,6 +138,19 @@ class Rewritten:
             (self.cache["distinct"],) = deduplicated([self.jaxpr], self.n_outs)
         return self.cache["distinct"]
 
+    def call(self, handler: Handler, args: Sequence[Any], bind: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
+        """The outputs of the program for these arguments; the handler gets what was recorded.
+
+        Args:
+            handler: That for which it was rewritten.
+            args: The old inputs.
+            bind: Binds the primitive with the rewritten program, given all inputs.
+        """
+        inputs = [*self.inputs(handler), *args]
+        outs = self.known(bind(inputs), inputs)
+        handler.items += self.items(outs)
+        return list(outs[: self.n_outs])
+
     def items(self, outs: Sequence[Any], axis: Axis | None = None) -> list[Item]:
         """The recorded items from the outputs of a call, of a loop if `axis` is given."""
         specs = self.specs if axis is None else [spec.inside(axis) for spec in self.specs]
@@ -153,7 +166,7 @@ class Rewritten:
         return build_items(specs, outs[self.n_outs :])
 
 
-_cache = JaxprCache()
+_cache = ByIdentity(Programs)
 
 
 def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = (), *, length: int | None = None) -> Rewritten:
@@ -169,11 +182,11 @@ def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = (), *, length: 
     kept_programs = _cache.of(jaxpr) if handler.key is not None else None
     prefix = around.prefix if handler is around else around.prefix_here()
     gradients_wanted = tuple(map(handler.met.wants_gradient, gradient_sites(jaxpr))) if handler.patterns else ()
-    names = handler.named_loops, handler.loop_name, handler.within
-    calls = handler.calls()
-    key = (handler.key, prefix, *names, gradients_wanted, capture_state(), *map(str, steps), calls)
+    names = handler.loops_key, handler.loop_name, handler.within
+    key = (handler.key, prefix, *names, gradients_wanted, capture_state(), *map(str, steps), handler.counts.key)
     rewritten = None if kept_programs is None else kept_programs.get(key)
     if rewritten is None:
+        before = handler.counts.mark()
         rewritten = _by_moving(jaxpr, handler, prefix) if handler.records_only and not handler.passes_on else None
         if rewritten is None:
             rewritten = _by_running(jaxpr, handler, prefix, steps)
@@ -181,9 +194,9 @@ def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = (), *, length: 
         if kept_programs is not None and not any(isinstance(c, _jax.Tracer) for c in rewritten.consts):
             rewritten.meter.bytes += Meter.TRACED * len(_jax.open_jaxpr(rewritten.jaxpr).eqns)
             kept_programs.keep(key, rewritten, rewritten.meter)
-            rewritten.cache["calls"] = handler.calls_since(calls)
+            rewritten.cache["calls"] = handler.counts.since(before)
     else:
-        handler.count_again(rewritten.cache["calls"])
+        handler.counts.repeat(rewritten.cache["calls"])
         if handler.tells_loops_apart:
             rewritten = dataclasses.replace(rewritten, specs=in_new_loops(rewritten.specs))
     handler.met.update(rewritten.met)

@@ -17,17 +17,19 @@ from sonde.core.marks.site import Site, View
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Loop:
-    """A loop around a site that is being edited.
+    """A loop around a site.
 
     Attributes:
-        index: The number of the iteration that runs.
+        index: The number of the iteration that runs; None where the handler does not count iterations.
         length: How many there are; None for a `while_loop`.
-        rows: If it has a name, the iterations that the edit applies to.
+        rows: If it has a name, the iterations that an edit applies to.
+        path: The path of the scope that names it, without any `*`; None if it has no name.
     """
 
     index: Any
     length: int | None
     rows: tuple[int, ...] | None = None
+    path: str | None = None
 
     def slice_of(self, array: Any) -> Any:
         """This iteration's part of an array whose first axis is the loop, or the rows that the edit applies to."""

@@ -19,18 +19,6 @@ from sonde.core.marks.site import Site
 Row = tuple[int, ...]
 
 
-class NamedLoop(NamedTuple):
-    """A named loop around a site.
-
-    Attributes:
-        path: The path of the scope that names it, without any `*`.
-        length: How many iterations it has.
-    """
-
-    path: str
-    length: int
-
-
 class Within(NamedTuple):
     """The rows of some named loops in which code is part of the program.
 
@@ -47,19 +35,25 @@ class Within(NamedTuple):
         return any(row[self.stop - len(chosen) : self.stop] == chosen for chosen in self.rows)
 
 
-def starred(path: str, loops: Sequence[NamedLoop]) -> tuple[str, tuple[int, ...]]:
+def starred(path: str, loop_paths: Sequence[str | None]) -> tuple[str, tuple[int, ...]]:
     """A path with a `*` for each of the named loops that it is below, and which of the loops those are.
 
+    Args:
+        path: The path.
+        loop_paths: Of the loops around, the outermost first: the path of the scope that names each, without any `*`;
+            None for a loop without a name.
+
     Example:
-        >>> starred("blocks/resid", [NamedLoop("other", 5), NamedLoop("blocks", 30)])
+        >>> starred("blocks/resid", ["other", "blocks", None])
         ('blocks/*/resid', (1,))
     """
-    if not loops:
+    if not loop_paths:
         return path, ()
     above = []
-    for number, loop in reversed(list(enumerate(loops))):  # from the innermost: the positions of outer loops stay valid
-        before = loop.path and loop.path + "/"
-        if path.startswith(before):
+    # From the innermost: the positions of outer loops stay valid.
+    for number, loop_path in reversed(list(enumerate(loop_paths))):
+        before = loop_path and loop_path + "/"
+        if before is not None and path.startswith(before):
             path = f"{before}{STAR}/{path[len(before) :]}"
             above.append(number)
     return path, tuple(reversed(above))

@@ -11,10 +11,11 @@ import jax
 
 from sonde import _jax
 from sonde._renames import with_old_attributes
-from sonde.core.edits.editing import Editing, Rule, StepValues, is_argument
+from sonde.core.edits.editing import Editing, Rule, StepValues
 from sonde.core.edits.hoisting import Hoisted, NumbersNeeded, hoist, whole
 from sonde.core.edits.new_values import check_is_whole
 from sonde.core.edits.plan import REPLACED, TRACED, EditPlan, Paths, Put, Step
+from sonde.core.interpret.handler import is_argument
 from sonde.core.marks.path import Pattern, check_pattern, short_repr
 from sonde.core.modules.call_stack import ModuleRequest
 from sonde.core.modules.roots import ModelsOfCall, models_of_call

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core import Handler, InsideRequest, Pattern, Records, Site, View, arrays_in, run_with, starred
+from sonde.core import Handler, InsideRequest, Pattern, Records, Site, View, arrays_in, run_with
 from sonde.errors import CaptureError
 from sonde.tools.circuits.terms import Sums, Term, marked, sums_in
 from sonde.tools.execution.record_values import Seen, chooses, each_seen
@@ -163,12 +163,12 @@ class _Labelling(Handler):
         outs = super().at_site(args, site, view)
         if not view.is_value or view.role != "site" or not self.sees(site):
             return outs
-        path, _ = starred(self.here() + site.path, self.named_loops)
+        path, _ = self.starred(self.here() + site.path)
         key = path, self.counts.next(path)
         roles = [role for role, keys in self.labels.items() if key in keys]
         if roles:
             not_differentiated(self.where(site, path, view, key[1]), "attribute_edges")
-            self.levels.add((getattr(outs[0], "_trace", None), bool(self.loops_around)))
+            self.levels.add((getattr(outs[0], "_trace", None), bool(self.loops)))
         for role in roles:
             outs[0] = marked(outs[0], _label(role, key))
         return outs

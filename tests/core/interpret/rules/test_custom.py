@@ -242,3 +242,28 @@ def test_a_sown_tangent_has_no_value_in_reverse_mode_and_its_cotangent_as_gradie
         np.testing.assert_array_equal(records["dx"].grad, 2 * x)
     _, records = capture(lambda x: jax.jvp(square, (x,), (x + 1,)))(x)
     np.testing.assert_array_equal(records["dx"].value, x + 1)
+
+
+def custom_jvp_doubling(f):
+    marked = jax.custom_jvp(f)
+    marked.defjvp(lambda primals, tangents: (marked(*primals), tangents[0] * 2))
+    return marked
+
+
+def custom_vjp_doubling(f):
+    marked = jax.custom_vjp(f)
+    marked.defvjp(lambda h: (marked(h), None), lambda _, ct: (ct * 2,))
+    return marked
+
+
+@pytest.mark.parametrize("custom", [lambda f: f, custom_jvp_doubling, custom_vjp_doubling])
+def test_what_an_edit_of_some_rows_marks_in_a_custom_function_is_in_these_rows_alone(custom):
+    marked = custom(lambda h: sow(h * 2, "inner"))
+
+    def f(x):
+        with sonde.scope("blocks/*"):
+            return lax.scan(lambda c, _: (sow(c + 1, "h"), None), x, length=3)[0]
+
+    for wrap in (lambda g: g, jax.grad):
+        _, records = capture(wrap(sonde.edit(f, {"blocks/1/h": lambda h: marked(h)})))(1.0)
+        assert list(records) == ["blocks/0/h", "blocks/1/h/inner", "blocks/1/h", "blocks/2/h"]

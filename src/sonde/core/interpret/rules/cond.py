@@ -40,7 +40,7 @@ def cond_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
     rewritten, marks = [], []
     for branch in branches:
         handler.counts.return_to(before)
-        rewritten.append(rewrite(branch, handler.in_branch()))
+        rewritten.append(rewrite(branch, handler))
         marks.append(handler.counts.mark())
     handler.counts.join(marks)
     slots, once = _slots_of(rewritten, branches, _jax.varying_axes(index))
@@ -199,14 +199,14 @@ class _Gating(Rebinding):
 
     stops_loops = True  # a loop that counts its iterations must not run for elements that took another branch
 
-    def __init__(self, operand: Any, gate: Gate) -> None:
-        super().__init__(operand)
+    def __init__(self, is_taken: Any, gate: Gate) -> None:
+        super().__init__(is_taken)
         self.gate = gate
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Binds the site again with the gate."""
         operands = operands_of(args, site, view)
-        operands.gate = jnp.logical_and(operands.gate, self.operand) if view.gates else self.operand
+        operands.gate = jnp.logical_and(operands.gate, self.values) if view.gates else self.values
         return bind_site(operands, site, view.replace(gates=view.gates | {self.gate}))
 
 

@@ -38,7 +38,7 @@ class _Recorded:
         self.n = len(self.carried)
         self.state = capture_state()
         self.calls = handler.counts.mark()
-        self.prefix, self.loop_name = handler.prefix_here(), handler.entering().loop_name
+        self.prefix, self.inside = handler.prefix_here(), handler.entering()
         self.n_outs: int | None = None
         self.specs: list[Item] = []
         self.types: list[Any] = []
@@ -55,12 +55,10 @@ class _Recorded:
         self, wrapped: Any, args: Sequence[Any], carried: Sequence[Any], *, beside: bool = False
     ) -> tuple[list[Any], list[Item]]:
         """Runs a function, or one of its rules, under a child of the handler; with `beside`, only for its records."""
-        self.handler.counts.return_to(
-            self.calls
-        )  # the function and its rules are the same calls, run in different ways
-        handler = self.handler.carrying(carried)
-        child = handler.child(base=handler.allot(1), prefix=self.prefix)
-        child.loop_name = self.loop_name
+        # The function and its rules are the same calls, run in different ways.
+        self.handler.counts.return_to(self.calls)
+        base = self.handler.carrying(carried).allot(1)
+        child = self.inside.carrying(carried).child(base=base, prefix=self.prefix)
         with with_capture_state(self.state):
             outs = run_under(child, _jax.call_beside if beside else _jax.call_again, wrapped, *args)
         self.handler.met.update(child.met)
@@ -117,7 +115,8 @@ class _Recorded:
         assert self.n_outs is not None
         self.handler.items += build_items(self.specs, outs[self.n_outs :])
         self.handler, self.carried = self.handler.carrying(self.carried_types), []
-        self.handler.items = []
+        self.inside = self.inside.carrying(self.carried_types)
+        self.handler.items, self.inside.items = [], []
         return list(outs[: self.n_outs])
 
 

@@ -31,17 +31,15 @@ def custom_vmap_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, An
     site = site_not_to_miss(params)
     if site is None:
         return _jax.custom_vmap_p.bind(*args, **params)
-    handler = trace.handler
-    rewritten = rewrite(params["call"], handler)
-    operands = [*rewritten.inputs(handler), *args]
+    rewritten = rewrite(params["call"], trace.handler)
     error = cannot_capture(site, _jax.custom_vmap_p, params, "is mapped around the capture by a rule of its own")
 
     def mapped(*_: Any) -> Any:
         raise error
 
-    outs = rewritten.known(_jax.bind_custom_vmap(operands, params, rewritten.jaxpr, mapped), operands)
-    handler.items += rewritten.items(outs)
-    return outs[: rewritten.n_outs]
+    return rewritten.call(
+        trace.handler, args, lambda inputs: _jax.bind_custom_vmap(inputs, params, rewritten.jaxpr, mapped)
+    )
 
 
 RULES[_jax.custom_vmap_p] = custom_vmap_rule

@@ -7,9 +7,8 @@ by one; so each site follows whatever any of them depends on.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from sonde import _jax
 from sonde.core.interpret.handler import Rebinding
@@ -29,31 +28,20 @@ class _Follow(Rebinding):
     """Makes arrays of some sites mapped wherever some of the operands of a branch are."""
 
     def __init__(self, operands: Sequence[Any], follows: _Follows) -> None:
-        super().__init__()
-        self.operands = operands
+        super().__init__(operands)
         self.follows = follows
-
-    def carried(self) -> list[Any]:
-        """The operands."""
-        return list(self.operands)
-
-    def carrying(self, values: Sequence[Any]) -> Self:
-        """A handler with other operands."""
-        carried = copy.copy(self)
-        carried.operands = values
-        return carried
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Binds the site again with arrays that follow the operands."""
         operands = operands_of(args, site, view)
         for i, followed in enumerate(self.follows.get(site, ()) if view.is_value else ()):
-            (operands.arrays[i],) = along(operands.arrays[i : i + 1], [self.operands[j] for j in followed])
+            (operands.arrays[i],) = along(operands.arrays[i : i + 1], [self.values[j] for j in followed])
         return bind_site(operands, site, view)
 
     def of_custom_call(self, outs: Sequence[Any]) -> list[Any]:
         """The outputs, mapped in the same way whether or not they go through a site."""
         followed = sorted({j for leaves in self.follows.values() for others in leaves for j in others})
-        return along(outs, [self.operands[j] for j in followed])
+        return along(outs, [self.values[j] for j in followed])
 
 
 class _Shared(NamedTuple):

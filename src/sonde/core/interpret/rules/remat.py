@@ -14,13 +14,9 @@ from sonde.errors import CaptureError
 
 def remat_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
     """A call of a function under `jax.checkpoint`."""
-    handler = trace.handler
-    rewritten = rewrite(params["jaxpr"], handler)
-    inputs = [*rewritten.inputs(handler), *args]
-    outs = _jax.remat_p.bind(*inputs, **{**params, "jaxpr": _jax.open_jaxpr(rewritten.jaxpr)})
-    outs = rewritten.known(outs, inputs)
-    handler.items += rewritten.items(outs)
-    return outs[: rewritten.n_outs]
+    rewritten = rewrite(params["jaxpr"], trace.handler)
+    params = {**params, "jaxpr": _jax.open_jaxpr(rewritten.jaxpr)}
+    return rewritten.call(trace.handler, args, lambda inputs: _jax.remat_p.bind(*inputs, **params))
 
 
 def operation_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
@@ -39,13 +35,8 @@ def operation_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]
     if trace.parent is _jax.eval_trace:
         with _jax.set_current_trace(trace):
             return _jax.expanded(args, params)
-    handler = trace.handler
-    rewritten = rewrite(operation.jaxpr, handler)
-    inputs = [*rewritten.inputs(handler), *args]
-    outs = _jax.bind_checkpoint(operation, rewritten.jaxpr, inputs)
-    outs = rewritten.known(outs, inputs)
-    handler.items += rewritten.items(outs)
-    return outs[: rewritten.n_outs]
+    rewritten = rewrite(operation.jaxpr, trace.handler)
+    return rewritten.call(trace.handler, args, lambda inputs: _jax.bind_checkpoint(operation, rewritten.jaxpr, inputs))
 
 
 def _check_recomputation(jaxpr: Any) -> None:

@@ -64,7 +64,7 @@ RULES[_jax.scan_p] = scan_rule
 class _Anchor(Rebinding):
     """Gives every site of a loop body one more operand, which differs between all iterations of the loops around it."""
 
-    loops = 1  # how many loops are around, up to the one that is differentiated
+    n_loops = 1  # how many loops are around, up to the one that is differentiated
 
     def loop_steps(self, length: int, reverse: bool) -> list[Any]:
         """The numbers of the iterations of a loop inside."""
@@ -75,18 +75,18 @@ class _Anchor(Rebinding):
         """The handler inside. In a loop, the operand of its sites changes with that loop too."""
         inner = super().child(base, steps, prefix)
         if steps:
-            inner.operand, inner.loops = self.operand + steps[0], self.loops + 1
+            inner.values, inner.n_loops = self.values + steps[0], self.n_loops + 1
         return inner
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Binds the site again with the anchor."""
-        if view.anchored >= self.loops or view.role == "mark":
+        if view.anchored >= self.n_loops or view.role == "mark":
             return site_p.bind(*args, site=site, view=view)
-        operands, anchored = operands_of(args, site, view), view.replace(anchored=self.loops)
+        operands, anchored = operands_of(args, site, view), view.replace(anchored=self.n_loops)
         if view.anchored:  # in the loops inside, by a differentiation in the body
-            operands.anchor = operands.anchor + self.operand
+            operands.anchor = operands.anchor + self.values
             return bind_site(operands, site, anchored)
-        operands.anchor = self.operand
+        operands.anchor = self.values
         if not view.is_value:  # a gradient that was taken in the loop body; differentiated again it is the identity
             bind_site(operands, site, anchored.replace(role="look"))
             return [] if view.role == "look" else operands.arrays

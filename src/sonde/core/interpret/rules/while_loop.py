@@ -29,7 +29,7 @@ from sonde.core.marks.operands import TOKEN, WRITTEN_DOWN, operands_of
 from sonde.core.marks.primitive import bind_site, site_p
 from sonde.core.marks.site import Site, View
 from sonde.core.marks.site_search import gives_tokens, has_sites, sites_inside
-from sonde.core.session.caches import JaxprCache, by_identity
+from sonde.core.session.caches import ByIdentity, Programs, by_identity
 from sonde.core.session.state import capture_state
 from sonde.errors import EditError
 
@@ -167,7 +167,7 @@ def _also_asked(handler: Handler, test: _Part) -> tuple[Any, list[Any]]:
 
     def ask(*flat: Any) -> list[Any]:
         (answer,) = _jax.eval_jaxpr(test.new.jaxpr, *flat)
-        return [jnp.logical_and(answer, handler.operand)]
+        return [jnp.logical_and(answer, handler.values)]
 
     jaxpr, consts = _jax.trace_to_jaxpr(ask, [v.aval for v in _jax.open_jaxpr(test.new.jaxpr).invars])
     return jaxpr, [*consts, *test.front]
@@ -287,14 +287,14 @@ def _mapped_loop(test: Any) -> object:
 class _Active(Rebinding):
     """Gives every site inside a loop one more operand, which will be mapped like the predicate."""
 
-    def __init__(self, operand: Any, loop: object) -> None:
-        super().__init__(operand)
+    def __init__(self, number: Any, loop: object) -> None:
+        super().__init__(number)
         self.loop = loop
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Binds the site again with the operand."""
         operands = operands_of(args, site, view)
-        operands.active = (*operands.active, self.operand)
+        operands.active = (*operands.active, self.values)
         return bind_site(operands, site, view.replace(whiles=(*view.whiles, self.loop)))
 
 
@@ -328,7 +328,7 @@ def _naming_batcher(plain: Any) -> Any:
     return rule
 
 
-_loop_names = JaxprCache()
+_loop_names = ByIdentity(Programs)
 
 
 def _with_active(test: Any, body: Any, on_mesh: bool) -> tuple[Any, Any]:
