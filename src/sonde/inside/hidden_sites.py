@@ -11,12 +11,11 @@ Nothing is hidden if a site was sown or requested by name, or if values are edit
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 from sonde import _jax
-from sonde.core import capture_state, sites_inside, without_sites
+from sonde.core import ByIdentity, capture_state, sites_inside, without_sites
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,27 +37,12 @@ class _Marked:
         return [self.lacking[i] if i in self.lacking else next(remaining) for i in range(n)]
 
 
-class _HiddenSites:
-    """The programs that are shown without their sites; an entry is removed with its program."""
-
-    def __init__(self) -> None:
-        self._programs: dict[int, tuple[weakref.ref[Any], _Marked]] = {}
-
-    def add(self, shown_jaxpr: Any, marked: _Marked) -> None:
-        """Notes the program with sites that a shown one was made of."""
-        key, programs = id(shown_jaxpr), self._programs
-        programs[key] = weakref.ref(shown_jaxpr, lambda _: programs.pop(key, None)), marked
-
-    def of(self, shown_jaxpr: Any) -> _Marked | None:
-        """The program with sites, if a capture runs; None for a program that was not shown."""
-        entry = self._programs.get(id(shown_jaxpr))
-        return None if entry is None or entry[0]() is not shown_jaxpr or capture_state() is None else entry[1]
-
-    def __bool__(self) -> bool:
-        return bool(self._programs)
+_HIDDEN = ByIdentity[_Marked]()  # for each shown program, the one with sites that it was made of
 
 
-_HIDDEN = _HiddenSites()
+def _with_sites(shown_jaxpr: Any) -> _Marked | None:
+    """The program with sites, if a capture runs; None for a program that was not shown."""
+    return None if capture_state() is None else _HIDDEN.get(shown_jaxpr)
 
 
 def shown(jaxpr: Any) -> Any:
@@ -81,23 +65,23 @@ def shown(jaxpr: Any) -> Any:
         if v not in used and not isinstance(x, _jax.Tracer)
     }
     new = _jax.with_constants(jaxpr, new, [i for i in range(len(jaxpr.consts)) if i not in lacking])
-    _HIDDEN.add(new, _Marked(jaxpr, lacking))
+    _HIDDEN.set(new, _Marked(jaxpr, lacking))
     if _jax.open_jaxpr(new) is not new:
-        _HIDDEN.add(_jax.open_jaxpr(new), _Marked(_jax.open_jaxpr(jaxpr), lacking))
+        _HIDDEN.set(_jax.open_jaxpr(new), _Marked(_jax.open_jaxpr(jaxpr), lacking))
     return new
 
 
 def _to_evaluate(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
-    marked = _HIDDEN.of(jaxpr)
+    marked = _with_sites(jaxpr)
     return (jaxpr, consts) if marked is None else (marked.jaxpr, marked.with_constants(consts))
 
 
 def _to_bind(params: dict[str, Any]) -> dict[str, Any]:
-    if not _HIDDEN:
+    if not _HIDDEN.entries:
         return params
 
     def whole(jaxpr: Any) -> Any:
-        marked = _HIDDEN.of(jaxpr)
+        marked = _with_sites(jaxpr)
         return jaxpr if marked is None or _jax.close_jaxpr(jaxpr) is not jaxpr else marked.jaxpr
 
     return _jax.with_jaxprs(params, whole)

@@ -96,7 +96,7 @@ class Changed:
 
     def __init__(self, arrays: Iterable[Any] = (), trace_around: _jax.Trace | None = None) -> None:
         self._innermost = trace_around or _jax.current_trace()
-        self._ends: dict[int, tuple[weakref.ref[Any], frozenset[int]]] = {}
+        self._ends = ByIdentity[frozenset[int]]()
         self._all_shapes: set[tuple[int, ...]] = set()  # including those of arrays whose elements were moved
         self._is_change: dict[Any, bool] = {}
         for array in arrays:
@@ -111,15 +111,12 @@ class Changed:
         return _jax.traces_around(self._innermost)
 
     def _note(self, array: Any, ends: frozenset[int]) -> None:
-        if not _jax.is_followed(array):
-            return
-        number, known = id(array), self._ends
-        known[number] = weakref.ref(array, lambda _: known.pop(number, None)), ends
+        if _jax.is_followed(array):
+            self._ends.set(array, ends)
 
     def ends(self, array: Any) -> frozenset[int]:
         """The arrays of which an array is a changed form, by identity; empty if there are none."""
-        entry = self._ends.get(id(array))
-        return entry[1] if entry is not None and entry[0]() is array else frozenset()
+        return self._ends.get(array) or frozenset()
 
     def can_be_change(self, params: dict[str, Any]) -> bool:
         """Whether, by its shapes, a jitted call may return a changed form of one of these arrays."""
@@ -141,8 +138,7 @@ class Changed:
 
     def note(self, primitive: Any, params: dict[str, Any], inputs: Sequence[Any], outputs: Any) -> None:
         """Notes what a primitive has computed."""
-        known = self._ends
-        if not any(id(x) in known for x in inputs):
+        if not any(map(self._ends.get, inputs)):
             return
         moves = _moves(primitive, params, inputs)
         for position, out in enumerate(outputs if primitive.multiple_results else (outputs,)):

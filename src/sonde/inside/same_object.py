@@ -17,13 +17,13 @@ import jax
 import numpy as np
 
 from sonde import _jax
-from sonde.core import PASSED_SITES, capture_state
+from sonde.core import PASSED_SITES, ByIdentity, capture_state
 
 _ARRAYS = (jax.Array, np.ndarray)  # tracers among them
 
 
-class _SameObjects:
-    """Which arrays are one object in the program without marks. An entry is removed with its array.
+class _SameObjects(ByIdentity[tuple[list[weakref.ref[Any]], Any]]):
+    """Which arrays are one object in the program without marks: for each of them a list of all, shared by all.
 
     Attributes:
         keeps_alive: Whether what went into a site must live as long as what came out: a library that keeps something
@@ -31,28 +31,17 @@ class _SameObjects:
             come out as one of a trace outside.
     """
 
-    def __init__(self) -> None:
-        self.keeps_alive = False
-        # For a value that went into sites or came out of them, by identity: itself, the list of those that are the
-        # same, and what went in if it came out and is kept alive.
-        self._entries: dict[int, tuple[weakref.ref[Any], list[weakref.ref[Any]], Any]] = {}
+    keeps_alive = False
 
-    def of(self, value: Any) -> list[weakref.ref[Any]] | None:
+    def objects(self, value: Any) -> list[weakref.ref[Any]] | None:
         """The objects that are the same as a value; None if only the value itself is."""
-        entry = self._entries.get(id(value))
-        return entry[1] if entry is not None and entry[0]() is value else None
+        entry = self.get(value)
+        return None if entry is None else entry[0]
 
     def add(self, value: Any, objects: list[weakref.ref[Any]], before: Any) -> None:
         """Adds a value to the objects that are the same; `before` is what went into the site that it came out of."""
-        key, entries = id(value), self._entries
-
-        def forget(gone: weakref.ref[Any]) -> None:
-            if (entry := entries.get(key)) is not None and entry[0] is gone:
-                del entries[key]
-
-        ref = weakref.ref(value, forget)
-        objects.append(ref)
-        entries[key] = ref, objects, before if self.keeps_alive else None
+        objects.append(weakref.ref(value))
+        self.set(value, (objects, before if self.keeps_alive else None))
 
 
 _SAME = _SameObjects()
@@ -62,7 +51,7 @@ def note(before: Any, after: Any) -> None:
     """Notes what came out of a site for an array, if it is a different object."""
     if after is before or not (isinstance(before, _ARRAYS) and isinstance(after, _ARRAYS)):
         return
-    objects = _SAME.of(before)
+    objects = _SAME.objects(before)
     if objects is None:
         objects = []
         _SAME.add(before, objects, None)
@@ -76,8 +65,8 @@ def is_same(a: Any, b: Any) -> bool:
     state = capture_state()
     if state is None or state.edits or not isinstance(a, _jax.Tracer) or not isinstance(b, _jax.Tracer):
         return False
-    objects = _SAME.of(a)
-    return objects is not None and objects is _SAME.of(b)
+    objects = _SAME.objects(a)
+    return objects is not None and objects is _SAME.objects(b)
 
 
 def note_all(befores: Sequence[Any], afters: Sequence[Any]) -> None:
@@ -93,7 +82,7 @@ PASSED_SITES.append(note_all)
 
 def same_as(value: Any) -> list[Any]:
     """The objects that stand for one value of the program without marks: all that still exist."""
-    objects = _SAME.of(value)
+    objects = _SAME.objects(value)
     return [value] if objects is None else [x for ref in objects if (x := ref()) is not None]
 
 

@@ -15,7 +15,7 @@ from jax import lax
 
 import sonde
 import sonde.tools
-from sonde.core.session.caches import JaxprCache
+from sonde.core.session.caches import ByIdentity, Programs
 
 
 def compiled(f: Callable[[], Any]) -> int:
@@ -266,7 +266,7 @@ class Jaxpr:
 
 
 def test_entries_go_by_identity_and_go_with_their_jaxpr():
-    cache, one, other = JaxprCache(), Jaxpr(), Jaxpr()
+    cache, one, other = ByIdentity(Programs), Jaxpr(), Jaxpr()
     cache.of(one)["x"] = 1
     assert dict(cache.of(one)) == {"x": 1}
     assert dict(cache.of(other)) == {}
@@ -277,7 +277,7 @@ def test_entries_go_by_identity_and_go_with_their_jaxpr():
 
 def test_the_ways_to_look_at_one_jaxpr_are_bounded(bounded: Callable) -> None:
     bounded(100 * 2**12)
-    cache, jaxpr = JaxprCache(), Jaxpr()
+    cache, jaxpr = ByIdentity(Programs), Jaxpr()
     for i in range(1000):
         cache.of(jaxpr)[i] = i
     assert 0 < len(cache.of(jaxpr)) < 400

@@ -7,7 +7,6 @@ cached as long as the jaxpr lives.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -36,18 +35,17 @@ class FoundSite(NamedTuple):
     names: tuple[Any, ...]
 
 
-_known: dict[int, tuple[weakref.ref[Any], bool]] = {}  # by identity, whether there are sites
-
-
 def has_sites(jaxpr: Any) -> bool:
     """Whether a site is anywhere inside."""
-    key = id(jaxpr)
-    entry = _known.get(key)
-    if entry is None:
-        opened = _jax.open_jaxpr(jaxpr)
-        has = any(type(effect) is SiteEffect for effect in opened.effects) or bool(equations_with_sites(opened))
-        entry = _known[key] = weakref.ref(jaxpr, lambda _: _known.pop(key, None)), has
-    return entry[1]
+    return _have_sites.of(jaxpr)
+
+
+def _has_sites(jaxpr: Any) -> bool:
+    opened = _jax.open_jaxpr(jaxpr)
+    return any(type(effect) is SiteEffect for effect in opened.effects) or bool(equations_with_sites(opened))
+
+
+_have_sites = ByIdentity(_has_sites)
 
 
 def equations_with_sites(jaxpr: Any) -> list[Any]:

@@ -93,23 +93,20 @@ class _Libraries:
 
     def __init__(self) -> None:
         self.kinds: dict[type, ModuleKind] = {}
-        # By identity of the class, because it is looked up very often.
-        self._kind_of_class: dict[int, tuple[weakref.ref[type], ModuleKind | None]] = {}
+        self._kind_of_class = ByIdentity(self._find_kind)
         self.without_modules: set[type] = {int, float, complex, bool, str, bytes, slice, type, type(None), type(...)}
         self.without_modules |= {np.ndarray, np.dtype, type(lambda: 0), type(len), set, frozenset}
         self.told_apart_by: list[Callable[[Sequence[Any]], Hashable]] = []
 
     def add(self, cls: type, kind: ModuleKind) -> None:
         self.kinds[cls] = kind
-        self._kind_of_class.clear()
+        self._kind_of_class.entries.clear()
 
     def kind_of(self, cls: type) -> ModuleKind | None:
-        entry = self._kind_of_class.get(id(cls))
-        if entry is None:
-            kinds, number = self._kind_of_class, id(cls)
-            kind = next((self.kinds[c] for c in cls.__mro__ if c in self.kinds), None)
-            entry = kinds[number] = weakref.ref(cls, lambda _: kinds.pop(number, None)), kind
-        return entry[1]
+        return self._kind_of_class.of(cls)
+
+    def _find_kind(self, cls: type) -> ModuleKind | None:
+        return next((self.kinds[c] for c in cls.__mro__ if c in self.kinds), None)
 
 
 LIBRARIES = _Libraries()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import types
 import weakref
@@ -17,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sonde.core.modules.index import Path, at_path, children_of, module_kind, outermost_in, path_between
+from sonde.core.session.caches import ByIdentity
 from sonde.core.session.inside_protocol import InsideRequest
 from sonde.errors import ScopeError
 
@@ -93,8 +93,7 @@ def models_of_call(request: InsideRequest, args: Any, kwargs: Any) -> ModelsOfCa
     return ModelsOfCall(paths, request.at([m for m, path in zip(models, paths) if path is None]))
 
 
-# For a copy, by identity: references to it and to the model.
-_models: dict[int, tuple[weakref.ref[Any], weakref.ref[Any]]] = {}
+_models = ByIdentity[weakref.ref[Any]]()  # for a copy, its model
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -114,15 +113,10 @@ class StandIns:
         for number, path in self.paths:
             model, copy = self.models[number](), at_path(tree, path)
             if model is not None and copy is not model:
-                _models[id(copy)] = weakref.ref(copy, functools.partial(_forget, id(copy))), weakref.ref(model)
+                _models.set(copy, weakref.ref(model))
 
 
 NO_MODELS = StandIns()
-
-
-def _forget(key: int, copy: weakref.ref[Any]) -> None:
-    if key in _models and _models[key][0] is copy:
-        del _models[key]
 
 
 def stand_ins(request: InsideRequest | None, tree: Any) -> StandIns:
@@ -138,8 +132,8 @@ def _paths_of(models: Sequence[Any], tree: Any) -> Iterator[tuple[int, Path]]:
 
 def model_of(copy: Any) -> Any:
     """The model of which something is noted to be a copy, or None."""
-    entry = _models.get(id(copy))
-    return entry[1]() if entry is not None and entry[0]() is copy else None
+    model = _models.get(copy)
+    return None if model is None else model()
 
 
 def _is_copy(module: Any, model: Any) -> bool:

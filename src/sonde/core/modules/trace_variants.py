@@ -192,10 +192,9 @@ def _is_crossed_freely(fun: Any, args: Any, kwargs: Any) -> bool:
     session = SESSIONS.current()
     if session is None or not session.runs:
         return True
-    entry = _variants.entries.get(id(fun))
     if session.converted_modules or LIBRARIES.told_apart_by or fun is session.boundary:
         return False
-    if (entry is not None and entry[1]) or strange_scope():
+    if _variants.get(fun) or strange_scope():
         return False
     without_modules = LIBRARIES.without_modules
     for x in (*args, *kwargs.values()) if kwargs else args:

@@ -369,28 +369,41 @@ def kept_with(owner: Any, key: Hashable, make: Callable[[Meter], T]) -> T:
 
 
 class ByIdentity(Generic[T]):
-    """A dict from objects, by identity, to something made for them; an entry is removed with its object.
+    """A dict from objects, by identity, to what is known of them; an entry is removed with its object.
+
+    Args:
+        make: Makes an entry for an object that has none, if entries are made when they are asked for.
 
     Attributes:
         entries: By `id`, a weak reference to the object and what belongs to it.
     """
 
-    def __init__(self, make: Callable[[Any], T]) -> None:
+    def __init__(self, make: Callable[[Any], T] | None = None) -> None:
         self._make = make
         self.entries: dict[int, tuple[weakref.ref[Any], T]] = {}
 
-    def of(self, key: Any) -> T:
-        """What belongs to an object."""
+    def get(self, key: object) -> T | None:
+        """What belongs to an object; None if nothing does."""
+        entry = self.entries.get(id(key))
+        return entry[1] if entry is not None and entry[0]() is key else None
+
+    def set(self, key: object, value: T) -> None:
+        """Makes something belong to an object."""
         number, entries = id(key), self.entries
-        entry = entries.get(number)
-        if entry is None or entry[0]() is not key:
-            entry = (weakref.ref(key, lambda _: entries.pop(number, None)), self._make(key))
-            entries[number] = entry
-        return entry[1]
 
+        def forget(gone: weakref.ref[Any]) -> None:
+            # Another object may have the number by now.
+            if (entry := entries.get(number)) is not None and entry[0] is gone:
+                del entries[number]
 
-class JaxprCache(ByIdentity[Programs]):
-    """Results about jaxprs, as long as each lives."""
+        entries[number] = weakref.ref(key, forget), value
 
-    def __init__(self) -> None:
-        super().__init__(Programs)
+    def of(self, key: object) -> T:
+        """What belongs to an object, made if nothing does."""
+        entry = self.entries.get(id(key))
+        if entry is not None and entry[0]() is key:
+            return entry[1]
+        assert self._make is not None
+        value = self._make(key)
+        self.set(key, value)
+        return value
