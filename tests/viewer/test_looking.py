@@ -54,18 +54,17 @@ def test_the_tree_lists_what_a_capture_records(ask: Callable[..., Any], model: m
     _, records = sonde.capture(model)(*ARGS)
     listed = ask("sites")["sites"]
     assert [site["path"] for site in listed] == list(records)
-    for site in listed:
+    for site, glance in zip(listed, ask("glances")["glances"], strict=True):
         value = np.asarray(records[site["path"]].value, np.float64)
         assert tuple(site["shape"]) == value.shape
-        assert site["rms"] == pytest.approx(math.sqrt((value**2).mean()), rel=1e-4), site["path"]
-        assert len(site["axes"]) == value.ndim and max(site["spark"]) == 15
-    attention = [site["path"] for site in listed if site.get("attention")]
-    assert attention == [f"blocks/{i}/attn/weights" for i in range(3)]
+        assert glance["rms"] == pytest.approx(math.sqrt((value**2).mean()), rel=1e-4), site["path"]
+        assert len(site["axes"]) == value.ndim and max(glance["spark"]) == 15
 
 
 def test_after_a_change_only_later_sites_have_moved(ask: Callable[..., Any]) -> None:
     change = {"kind": "ablate", "path": "blocks/1/mlp/out"}
-    moved = {site["path"]: site["moved"] for site in ask("sites", changes=[change])["sites"]}
+    glances = ask("glances", changes=[change])["glances"]
+    moved = {site["path"]: glance["moved"] for site, glance in zip(ask("sites")["sites"], glances, strict=True)}
     assert moved["blocks/1/mlp/out"] == 1
     assert all(x == 0 for path, x in moved.items() if path.startswith(("embedded", "blocks/0")))
     assert moved["blocks/2/out"] > 0 and moved["logits"] > 0
@@ -122,8 +121,12 @@ def test_heads_are_scored_as_by_the_tool(ask: Callable[..., Any], model: models.
     assert found["paths"] == list(scores.names)
     for kind in ("previous", "duplicate", "induction"):
         np.testing.assert_allclose(unpacked(found[kind]), scores[kind], rtol=1e-4, atol=1e-6)
-    weights = unpacked(ask("attention", path="blocks/0/attn/weights")["heads"])
-    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-4)
+    for path in ("blocks/1/attn/weights", "blocks/1/mlp/out"):
+        answer = ask("attention", path=path)
+        assert answer["layers"] == [f"blocks/{i}/attn/weights" for i in range(3)]
+        assert answer["path"] == "blocks/1/attn/weights"
+        expected = sonde.capture(model, answer["path"])(*ARGS)[1][answer["path"]].value[0]
+        np.testing.assert_allclose(unpacked(answer["heads"]), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_contributions_add_up_to_the_explained_logits(ask: Callable[..., Any], model: models.Decoder) -> None:
@@ -168,11 +171,28 @@ def test_a_sweep_can_be_cancelled(runs: Runs) -> None:
 def test_what_does_not_fit_into_the_memory_is_recorded_when_it_is_clicked(model: models.Decoder) -> None:
     everything, little = (Runs(subject_of(model, ARGS), memory) for memory in (10**8, 9_000))
     assert not little.fits(None) and everything.fits(None)
-    assert little.run(None).records_nothing
-    for path in ("blocks/1/out", "blocks/2/out", "embedded", "logits"):
+    assert little.whole_run(None).parts == []
+    for path in ("blocks/1/out", "blocks/2/out", "embedded", "blocks/1/mlp/out", "logits"):
+        assert little.bytes <= little.memory
         np.testing.assert_allclose(little.value(None, (), path), everything.value(None, (), path), rtol=1e-5, atol=1e-6)
     job = Job({"m": little})
     assert answer(job, "sites", {"subject": "m"})["complete"] is False
+
+
+def test_the_first_run_records_what_is_shown_and_later_ones_everything(model: models.Decoder) -> None:
+    runs = Runs(subject_of(model, ARGS))
+    job = Job({"m": runs})
+    first = answer(job, "sites", {"subject": "m"})["first"]
+    assert first == "blocks/0/attn/weights" and runs.bytes == 0
+    answer(job, "site", {"subject": "m", "path": first})
+    answer(job, "read", {"subject": "m"})
+    shown = runs.run(None)
+    assert list(shown.parts[0]) == [f"blocks/{i}/attn/weights" for i in range(3)] and not shown.is_whole
+    np.testing.assert_allclose(shown.result, model(*ARGS), rtol=1e-4, atol=1e-5)
+    glances = answer(job, "glances", {"subject": "m"})["glances"]
+    assert all("rms" in glance for glance in glances) and runs.run(None).is_whole
+    assert runs.run(OTHER).is_whole  # the program is compiled: the next prompt is recorded at once
+    assert not runs.run("1 2").is_whole  # it is not for another length
 
 
 def test_runs_are_forgotten_when_the_memory_is_full(model: models.Decoder) -> None:

@@ -104,7 +104,7 @@ def test_the_bundled_script_has_every_file_once_and_imports_nothing() -> None:
 def test_a_notebook_keeps_what_a_page_shows_first(model: models.Decoder) -> None:
     runs = {"m": Runs(subject_of(model, (jnp.asarray([TOKENS]),), title="m"))}
     answers = first_answers(runs)
-    assert [key.partition(" ")[0] for key in answers] == ["hello", "read", "sites", "site", "picture"]
+    assert [key.partition(" ")[0] for key in answers] == ["hello", "sites", "site", "picture", "read", "glances"]
     assert key_of("sites", {"subject": "m", "changes": [], "prompt": None}) in answers
     shown, _ = notebook.shown(runs, "Served(...)")
     assert "application/vnd.jupyter.widget-view+json" in shown and shown["text/plain"] == "Served(...)"

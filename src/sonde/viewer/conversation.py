@@ -13,7 +13,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sonde.report.failure import failure
-from sonde.viewer import experiments, graphs, looking, saved, stored, training  # noqa: F401  (they list their operations)
+from sonde.viewer import (  # noqa: F401  (they list their operations)
+    experiments,
+    explained,
+    graphs,
+    layers,
+    reading,
+    saved,
+    sites,
+    stored,
+    training,
+)
 from sonde.viewer.operations import Cancelled, Job, Subjects, answer
 
 _THREADS = 32  # questions that are answered at a time; those that compute take turns, those that only read do not wait

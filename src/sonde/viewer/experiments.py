@@ -13,10 +13,11 @@ from sonde import models
 from sonde.report.plain_json import number
 from sonde.tools import compare
 from sonde.tools.numerics.families import family, natural
+from sonde.viewer.arrays import Array
 from sonde.viewer.changes import Change, as_python, changed
-from sonde.viewer.looking import explained_number
+from sonde.viewer.explained import explained_number
 from sonde.viewer.operations import Job, changes_of, operation, packed
-from sonde.viewer.runs import Array, Runs
+from sonde.viewer.runs import Runs
 
 _MOST_TOKENS = 512
 

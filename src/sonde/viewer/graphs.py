@@ -19,7 +19,7 @@ from sonde.report.plain_json import number
 from sonde.tools import attribute_edges
 from sonde.tools.circuits.attribute_edges import Edge, Edges
 from sonde.viewer.changes import changed
-from sonde.viewer.looking import explained_number
+from sonde.viewer.explained import explained_number
 from sonde.viewer.operations import Job, changes_of, operation
 from sonde.viewer.runs import Runs
 

@@ -22,10 +22,11 @@ from sonde.tools.reading.token_labels import TokenNames
 from sonde.tools.training.bundle import read_bundle
 from sonde.viewer.language import EXAMPLE, Language, language_of_decoder
 from sonde.viewer.operations import Subjects
-from sonde.viewer.runs import MEMORY, Runs, Subject
+from sonde.viewer.runs import MEMORY, Runs
 from sonde.viewer.saved import SavedReport
 from sonde.viewer.server import Served
 from sonde.viewer.stored import Stored
+from sonde.viewer.subject import Subject
 from sonde.viewer.training import TrainingRun
 
 

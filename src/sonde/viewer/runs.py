@@ -1,18 +1,19 @@
 """Runs of a program that the page has asked for, and what was recorded in them.
 
-The first run records everything if it fits into the memory that the page may use; a click then only reads an array. In
-a program whose values do not fit, a run records the site that was clicked, or its family of layers. Runs that were not
-looked at for longest are forgotten when the memory is full: they are computed again when they are asked for.
+A program that records everything takes twice as long to compile, or more. So the first run records the site that the
+page shows first, and its family of layers. When the page has drawn it, everything is recorded, if it fits into the
+memory that the page may use: a click then only reads an array, and later runs record everything at once. What does not
+fit is recorded when it is clicked. Runs that were not looked at for longest are forgotten when the memory is full: they
+are computed again when they are asked for.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import math
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,12 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde.core import JitByStaticPart, Records, StaticPart, arrays_in, capture, static_and_arrays
-from sonde.dictionaries import Dictionary, splice
+from sonde.dictionaries import Dictionary
 from sonde.errors import EditError, TraceContextError
 from sonde.tools.execution.record_values import on_host
 from sonde.tools.numerics.families import family
+from sonde.viewer.arrays import Array, each_array, itemsize
 from sonde.viewer.changes import Change, Place, changed, numbers_of
-from sonde.viewer.language import Language, guessed_axes
+from sonde.viewer.subject import Subject
 
 MEMORY = 512
 """How many megabytes of recorded values are kept by default."""
@@ -35,127 +37,23 @@ _NOT_TRACED = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConvers
 _MOST_MEMBERS = 64  # of a family whose layers one compiled program serves
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Subject:
-    """A program that is looked at.
-
-    Attributes:
-        name: Its name on the page.
-        f: The program.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-        inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
-        language: What is known of it as a language model; None if it is none.
-        prompt: The prompt that is shown first, if it can be typed; the arguments are its tokens.
-        dictionaries: Dictionaries that are spliced into the program, by the path of the value that they replace; or
-            by a pair of paths, what a transcoder reads and what it replaces.
-        about: What was found in it before, in words, such as the answer of a bundle.
-        code: Python that makes `f` and `args`; empty if it is not known.
-    """
-
-    name: str
-    f: Callable[..., Any]
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
-    inside: Any = None
-    language: Language | None = None
-    prompt: str | None = None
-    dictionaries: Mapping[Any, Dictionary] = dataclasses.field(default_factory=dict)
-    about: str = ""
-    code: str = ""
-
-    def arguments(self, prompt: str | None) -> tuple[Any, ...]:
-        """The arguments of a run on a prompt; those that the program was opened with, if it is None."""
-        if prompt is None:
-            return self.args
-        if self.language is None or not self.language.vocabulary:
-            raise ValueError("this program takes no prompt: it runs on the arguments that it was opened with")
-        return (jnp.asarray([self.language.encoded(prompt)], jnp.int32), *self.args[1:])
-
-    @property
-    def program(self) -> Callable[..., Any]:
-        """The program with its dictionaries."""
-        return self.spliced(self.f, self.dictionaries)
-
-    def spliced(self, f: Callable[..., Any], dictionaries: Mapping[Any, Dictionary]) -> Callable[..., Any]:
-        """A program with dictionaries, whose errors are added back: nothing changes until a feature is changed."""
-        return splice(f, dict(dictionaries), keep_error=True, inside=self.inside) if dictionaries else f
-
-    @property
-    def replaced(self) -> dict[str, Dictionary]:
-        """The dictionaries by the path of the value that they replace."""
-        return {place[-1] if isinstance(place, tuple) else place: d for place, d in self.dictionaries.items()}
-
-    def token_ids(self, prompt: str | None) -> list[int]:
-        """The tokens of the first example; none for a program that reads no tokens."""
-        if self.language is None:
-            return []
-        if prompt is not None:
-            return self.language.encoded(prompt)
-        tokens = np.asarray(self.args[0])
-        return [int(token) for token in tokens.reshape(-1, tokens.shape[-1])[0]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Array:
-    """One recorded array.
-
-    Attributes:
-        path: The path of its site.
-        call: Which call of the site.
-        part: Which array of the pytree that was marked, from 0.
-        shape: Its shape, with the axes of loops and maps in front.
-        lead: The number of these axes.
-        dtype: Its dtype.
-        source: The line of the program.
-        axes: The names of its axes.
-    """
-
-    path: str
-    call: int
-    part: int
-    shape: tuple[int, ...]
-    lead: int
-    dtype: str
-    source: str
-    axes: tuple[str, ...]
-
-    @property
-    def bytes(self) -> int:
-        """How many bytes it has."""
-        return math.prod(self.shape) * _itemsize(self.dtype)
-
-    @property
-    def unit_axis(self) -> int:
-        """The axis of the units that are changed as one: the heads, or the last."""
-        return self.axes.index("heads") if "heads" in self.axes else max(len(self.shape) - 1, 0)
-
-    @property
-    def length_axis(self) -> int | None:
-        """The axis of the positions."""
-        return self.axes.index("length") if "length" in self.axes else None
-
-
+@dataclasses.dataclass(eq=False)
 class Run:
-    """One run of a program with some changes.
+    """One run of a program with some changes, with NumPy arrays.
 
     Attributes:
-        result: What the program returned, with NumPy arrays.
-        parts: What was recorded, with NumPy arrays: all at once, or some sites after the other.
+        result: What the program returned.
+        parts: What was recorded: everything at once, or some sites after the other.
+        is_whole: Whether everything was recorded.
     """
 
-    def __init__(self, result: Any, records: Records | None) -> None:
-        self.result = result
-        self.parts: list[Records] = [] if records is None else [records]
-
-    @property
-    def records_nothing(self) -> bool:
-        """Whether only its result is known."""
-        return not self.parts
+    result: Any
+    parts: list[Records]
+    is_whole: bool
 
     def value(self, path: str, call: int = 0, part: int = 0) -> np.ndarray | None:
         """A recorded array; None if it was not recorded."""
-        for records in self.parts:
+        for records in [*self.parts]:  # another thread may add some, or forget some
             if path in records:
                 leaves = arrays_in(records[path].values[call])
                 return np.asarray(leaves[part])
@@ -178,6 +76,8 @@ class Runs:
         self._compiled: dict[Hashable, JitByStaticPart] = {}
         self._kept: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
         self._types: dict[Hashable, Records] = {}
+        self._arrays: dict[Hashable, tuple[Array, ...]] = {}
+        self._recorded_whole: set[Hashable] = set()  # kinds of runs that record everything from the start
         self._is_eager = False
 
     @property
@@ -262,69 +162,89 @@ class Runs:
 
     # -------------------------------------------------------------------------------------------------- runs
 
-    def run(self, prompt: str | None, changes: Sequence[Change] = ()) -> Run:
-        """A run on a prompt; the one that is remembered, if there is one."""
-        changes = tuple(change for change in changes if not change.is_of_gradient)
-        key = prompt, changes
-        return self.remembered(key, lambda: self._run_anew(prompt, changes))
+    def run(self, prompt: str | None, changes: Sequence[Change] = (), path: str | None = None) -> Run:
+        """A run on a prompt; the one that is remembered, if there is one.
 
-    def result(self, prompt: str | None, changes: Sequence[Change] = ()) -> Any:
-        """What the program returns.
-
-        The first time nothing is recorded: a program that records everything takes several times as long to compile.
+        Args:
+            prompt: The prompt.
+            changes: The changes; those of gradients change no value.
+            path: What to record with the result, if no run of this kind has recorded everything yet.
         """
         changes = tuple(change for change in changes if not change.is_of_gradient)
-        key = "result", prompt, changes
-        if self._recalled((prompt, changes)) is None and (
-            self._recalled(key) is not None or "run" not in self._compiled
-        ):
-            args = self.subject.arguments(prompt)
 
-            def compute() -> Run:
-                return Run(on_host(self.call("bare", _unchanged, args, self.placed(prompt, changes)), "view"), None)
+        def compute() -> Run:
+            pattern = None if path is None else self._recorded_with(prompt, path)
+            return self._run_anew(prompt, changes, pattern)
 
-            return self.remembered(key, compute).result
-        return self.run(prompt, changes).result
+        return self.remembered((prompt, changes), compute)
 
-    def _run_anew(self, prompt: str | None, changes: Sequence[Change]) -> Run:
-        args = self.subject.arguments(prompt)
-        if self.fits(prompt):
-            result, records = self.call("run", self._captured(), args, self.placed(prompt, changes))
-            return Run(on_host(result, "view"), on_host(records, "view"))
-        return Run(on_host(self.call("bare", _unchanged, args, self.placed(prompt, changes)), "view"), None)
+    def whole_run(self, prompt: str | None, changes: Sequence[Change] = ()) -> Run:
+        """A run that has recorded everything; if that does not fit into the memory, what is recorded so far."""
+        if not self.fits(prompt):
+            return self.run(prompt, changes)
+        changes = tuple(change for change in changes if not change.is_of_gradient)
 
-    def _captured(self, *patterns: str) -> Callable[..., Callable[..., Any]]:
+        def compute() -> Run:
+            self._recorded_whole.add(self._kind(prompt, self.placed(prompt, changes)))
+            return self._run_anew(prompt, changes, None)
+
+        return self.remembered((prompt, changes), compute, is_enough=lambda run: run.is_whole)
+
+    def _run_anew(self, prompt: str | None, changes: Sequence[Change], pattern: str | None) -> Run:
+        """Runs the program, and records everything if runs of its kind do, or what matches the pattern."""
+        args, placed = self.subject.arguments(prompt), self.placed(prompt, changes)
+        is_whole = self._kind(prompt, placed) in self._recorded_whole
+        if not is_whole and pattern is None:
+            return Run(on_host(self.call("bare", _unchanged, args, placed), "view"), [], False)
+        key, patterns = ("run", ()) if is_whole else (("site", pattern), (pattern,))
+        result, records = self.call(key, self._captured(*patterns), args, placed)
+        return Run(on_host(result, "view"), [on_host(records, "view")], is_whole)
+
+    def _kind(self, prompt: str | None, placed: tuple[Sequence[Place], Sequence[Any]]) -> Hashable:
+        """Runs of one kind share a compiled program."""
+        places, numbers = placed
+        return _shapes(self.subject.arguments(prompt)), tuple(places), _shapes(numbers)
+
+    def _captured(self, *patterns: str | None) -> Callable[..., Callable[..., Any]]:
         return lambda f, _: capture(f, *patterns, inside=self.subject.inside)
+
+    def _recorded_with(self, prompt: str | None, path: str) -> str:
+        """What is recorded when a site is asked for: its family if it fits, as the next layer is likely to follow."""
+        own, whole = self.stacked_path(prompt, path), family(path)
+        needed = sum(a.bytes for a in self.arrays(prompt) if family(a.path) == whole)
+        return whole if own == path and needed <= self.memory else own
 
     def value(self, prompt: str | None, changes: Sequence[Change], path: str, call: int = 0, part: int = 0) -> Any:
         """A recorded array of a run."""
-        run = self.run(prompt, changes)
-        array = run.value(path, call, part)
+        self.array(prompt, path, call, part)  # an error names the nearest sites
+        array = self.run(prompt, changes, path).value(path, call, part)
         if array is not None:
             return array
-        self.array(prompt, path, call, part)  # an error names the nearest sites
         with self.lock:
-            # A family is recorded together: the next layer is likely to be asked for.
-            own, whole = self.stacked_path(prompt, path), family(path)
-            needed = sum(a.bytes for a in self.arrays(prompt) if family(a.path) == whole)
-            pattern = whole if own == path and needed <= self.memory else own
-            args = self.subject.arguments(prompt)
-            places = self.placed(prompt, tuple(c for c in changes if not c.is_of_gradient))
-            _, records = self.call(("site", pattern), self._captured(pattern), args, places)
-            run.parts.append(on_host(records, "view"))
-            self._forget()
+            run = self.run(prompt, changes, path)  # everything may have been recorded meanwhile
+            if run.value(path, call, part) is None:
+                pattern = self._recorded_with(prompt, path)
+                args = self.subject.arguments(prompt)
+                places = self.placed(prompt, tuple(c for c in changes if not c.is_of_gradient))
+                _, records = self.call(("site", pattern), self._captured(pattern), args, places)
+                run.parts.append(on_host(records, "view"))
+                self._forget()
+                while len(run.parts) > 1 and self.bytes > self.memory:
+                    del run.parts[0]
         return run.value(path, call, part)
 
-    def remembered(self, key: Hashable, compute: Callable[[], Any]) -> Any:
-        """What was computed for a key; it is computed if it is not remembered.
+    def remembered(
+        self, key: Hashable, compute: Callable[[], Any], is_enough: Callable[[Any], bool] = lambda kept: True
+    ) -> Any:
+        """What was computed for a key; it is computed if it is not remembered, or if that is not enough.
 
         What is remembered is read without waiting for what is being computed.
         """
         kept = self._recalled(key)
-        if kept is None:
+        if kept is None or not is_enough(kept):
             with self.lock:
                 kept = self._recalled(key)  # another page may have asked for it meanwhile
-                if kept is None:
+                if kept is None or not is_enough(kept):
                     kept = compute()
                     with self._shelf:
                         self._kept[key] = kept
@@ -359,7 +279,7 @@ class Runs:
     def types(self, prompt: str | None) -> Records:
         """Records of a run with types in place of arrays; nothing is run for it, if the program can be traced."""
         args = self.subject.arguments(prompt)
-        key = jax.tree.structure(args), tuple((jnp.shape(x), str(jnp.result_type(x))) for x in jax.tree.leaves(args))
+        key = _shapes(args)
         if key not in self._types:
             with self.lock:
                 if key not in self._types:
@@ -379,15 +299,15 @@ class Runs:
     def fits(self, prompt: str | None) -> bool:
         """Whether everything that a run records fits into the memory."""
         arrays = jax.tree.leaves(self.types(prompt))
-        return sum(math.prod(x.shape) * _itemsize(x.dtype) for x in arrays) <= self.memory
-
-    @functools.lru_cache(maxsize=8)  # noqa: B019  (a few shapes of prompts; the page holds its runs as long as it lives)
-    def _arrays(self, types: Any, length: int) -> tuple[Array, ...]:
-        return tuple(_each_array(types.records, self.subject.language, length))
+        return sum(math.prod(x.shape) * itemsize(x.dtype) for x in arrays) <= self.memory
 
     def arrays(self, prompt: str | None) -> tuple[Array, ...]:
         """Every array that a run records, in program order."""
-        return self._arrays(_ByIdentity(self.types(prompt)), len(self.subject.token_ids(prompt)))
+        key = _shapes(self.subject.arguments(prompt))
+        if key not in self._arrays:
+            length = len(self.subject.token_ids(prompt))
+            self._arrays[key] = tuple(each_array(self.types(prompt), self.subject.language, length))
+        return self._arrays[key]
 
     def array(self, prompt: str | None, path: str, call: int = 0, part: int = 0) -> Array:
         """One of them. Raises KeyError, with the nearest names, if there is none."""
@@ -466,37 +386,10 @@ class Runs:
         return other
 
 
-class _ByIdentity:
-    """Records that stay the same object, as a key."""
-
-    def __init__(self, records: Records) -> None:
-        self.records = records
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ByIdentity) and other.records is self.records
-
-    def __hash__(self) -> int:
-        return id(self.records)
-
-
-def _each_array(types: Records, language: Language | None, length: int) -> Iterator[Array]:
-    by_stack: dict[tuple[str, ...], list[Array]] = {}  # the rows of a named loop are alike: one stands for all
-    for path, record in types.items():
-        stack = (path,) if path in types.stacked else tuple(row.path for row in types.rows(path)) or (path,)
-        if stack not in by_stack:
-            by_stack[stack] = list(_arrays_of(path, record, language, length))
-        yield from (dataclasses.replace(array, path=path) for array in by_stack[stack])
-
-
-def _arrays_of(path: str, record: Any, language: Language | None, length: int) -> Iterator[Array]:
-    for call, (value, axes) in enumerate(zip(record.values, record.axes)):
-        for part, x in enumerate(arrays_in(value)):
-            shape = tuple(map(int, x.shape))
-            inner = shape[len(axes) :]
-            names = language.axes(path) if language is not None else ()
-            names = names if len(names) == len(inner) else guessed_axes(inner, length)
-            lead = tuple(str(axis.name or axis.kind) for axis in axes)
-            yield Array(path, call, part, shape, len(axes), str(x.dtype), record.source, (*lead, *names))
+def _shapes(tree: Any) -> Hashable:
+    """What a compiled program depends on: the structure of its arguments, and the types of their arrays."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple((jnp.shape(x), str(jnp.result_type(x))) for x in leaves)
 
 
 def _bytes_of(kept: Any) -> int:
@@ -511,10 +404,3 @@ def _bytes_of(kept: Any) -> int:
 
 def _unchanged(f: Callable[..., Any], _: Any) -> Callable[..., Any]:
     return f
-
-
-def _itemsize(dtype: Any) -> int:
-    try:
-        return np.dtype(dtype).itemsize
-    except TypeError:  # random keys
-        return 8

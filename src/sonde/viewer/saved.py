@@ -62,11 +62,11 @@ def first_answers(subjects: Subjects) -> dict[str, Any]:
     if first["kind"] != "program":
         return answers
     place: dict[str, Any] = {"subject": first["name"]}
+    path = ask("sites", **place)["first"]
+    if path:
+        at = place | {"path": path, "call": 0, "part": 0}
+        facts = ask("site", **at)
+        ask("picture", **at, **facts["drawn"], index=[0] * len(facts["shape"]), against=False)
     ask("read", **place)
-    listed = ask("sites", **place)["sites"]
-    if listed:
-        site = next((site for site in listed if site.get("attention")), listed[0])
-        at = place | {"path": site["path"], "call": 0, "part": 0}
-        drawn = ask("site", **at)["drawn"]
-        ask("picture", **at, **drawn, index=[0] * len(site["shape"]), against=False)
+    ask("glances", **place)
     return answers

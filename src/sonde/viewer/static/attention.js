@@ -7,12 +7,11 @@ import { addChange, current, runOf, update } from "/static/state.js";
 import { visible } from "/static/text.js";
 
 export async function attentionView(context) {
-  const layers = context.sites.filter((site) => site.attention).map((site) => site.path);
+  const state = current();
+  const answer = await context.connection.ask("attention", { ...runOf(), path: state.path });
+  const { layers, path } = answer;
   if (!layers.length)
     return el("p", { class: "card quiet" }, "No site holds attention weights: rows of numbers between 0 and 1 with a sum of one, queries by keys.");
-  const state = current();
-  const path = layers.includes(state.path) ? state.path : (layers.find((layer) => layer.split("/")[1] === state.path.split("/")[1]) ?? layers[0]);
-  const answer = await context.connection.ask("attention", { ...runOf(), path });
   const heads = unpacked(answer.heads);
   const [count, queries, keys] = heads.shape;
   const head = Math.min(state.head, count - 1);

@@ -171,7 +171,7 @@ export async function attributionView(context) {
 
 function open(context, { path, unit }) {
   const weights = path.replace(/heads$/, "weights");
-  const isThere = context.sites.some((site) => site.path === weights && site.attention);
+  const isThere = context.sites.some((site) => site.path === weights && site.square);
   if (unit !== null && isThere) update({ view: "attention", path: weights, head: unit });
   else update({ view: "site", path });
 }

@@ -10,7 +10,7 @@ import { findingsView } from "/static/findings.js";
 import { generateView } from "/static/generate.js";
 import { graphView } from "/static/graph.js";
 import { attributionView, lensView } from "/static/layers.js";
-import { siteView } from "/static/siteview.js";
+import { siteOf, siteView } from "/static/siteview.js";
 import { activeChanges, current, redo, runOf, undo, update } from "/static/state.js";
 import { sweepView } from "/static/sweep.js";
 import { nextTokens, promptBox, resultLines, tokensLegend, tokenStrip, visible } from "/static/text.js";
@@ -52,7 +52,8 @@ export class ProgramPage {
         this.tree?.refresh();
       },
     });
-    this.byPath = new Map();
+    this.byPath = new Map(); // what is known of a site before the program runs
+    this.glances = new Map(); // and its scale in this run
     this.asked = 0; // the number of the latest question about a run: older answers are not drawn
     this.drawing = 0; // the same for views
   }
@@ -69,6 +70,7 @@ export class ProgramPage {
 
   changed(now, before) {
     if (differs(RUN, now, before)) return this.load();
+    if (this.isLoading) return this.tree?.mark(now.path); // the view is drawn when the text is there
     if (differs(["at", "token", "against"], now, before) && this.context.reading) this.drawText();
     if (now.path !== before.path) this.tree?.mark(now.path);
     const { needs } = VIEWS.find((view) => view.name === now.view) ?? VIEWS[0];
@@ -104,25 +106,33 @@ export class ProgramPage {
     const isOld = () => number !== this.asked;
     const { connection, status, trouble } = this.context;
     status("Running …", "busy");
+    this.isLoading = true;
     this.drawPrompt();
     try {
-      const reading = await connection.ask("read", runOf());
+      await this.loadSites();
+      if (isOld()) return;
+      const state = current();
+      // The first run records the site that is shown with the result: one program is compiled for both.
+      if (state.view === "site" && state.show === "value" && state.path) await connection.ask("site", siteOf(state));
+      const reading = isOld() ? null : await connection.ask("read", runOf());
       if (isOld()) return;
       this.context.reading = reading;
       this.context.tokens = reading.tokens;
       trouble(null);
       this.drawText();
-      status("Recording …", "busy");
-      const answer = await connection.ask("sites", runOf());
-      if (isOld()) return;
-      this.context.sites = answer.sites;
-      this.drawTree();
       this.drawChanges();
-      status(`${answer.sites.length.toLocaleString("en")} arrays, ${(answer.bytes / 1e6).toFixed(1)} MB${answer.complete ? "" : ", recorded when clicked"}`);
-      if (!this.context.sites.some((site) => site.path === current().path)) update({ path: this.firstPath() }, { replace: true });
+      this.isLoading = false;
       await this.drawView();
+      if (isOld()) return;
+      status("Recording …", "busy");
+      const { glances, bytes } = await connection.ask("glances", runOf());
+      if (isOld()) return;
+      this.glances = new Map(this.context.sites.map((site, i) => [site.path, glances[i]]).reverse());
+      this.tree.refresh();
+      status(`${glances.length.toLocaleString("en")} arrays, ${(bytes / 1e6).toFixed(1)} MB${this.isComplete ? "" : ", recorded when clicked"}`);
     } catch (error) {
       if (isOld()) return;
+      this.isLoading = false;
       status("Failed", "bad");
       trouble(error);
       this.context.show(el("p", { class: "card quiet" }, "This run failed: the message is above. Undo the last change, or type another prompt."));
@@ -130,9 +140,16 @@ export class ProgramPage {
     }
   }
 
-  firstPath() {
-    const { sites } = this.context;
-    return (sites.find((site) => site.attention) ?? sites[0])?.path ?? "";
+  // The tree needs no run, and is the same for every run on a prompt.
+  async loadSites() {
+    const { subject, prompt } = current();
+    const key = JSON.stringify(prompt);
+    if (this.sitesFor !== key) {
+      const { sites, first, complete } = await this.context.connection.ask("sites", { subject, prompt });
+      [this.context.sites, this.first, this.isComplete, this.sitesFor] = [sites, first, complete, key];
+      this.drawTree();
+    }
+    if (!this.context.sites.some((site) => site.path === current().path)) update({ path: this.first }, { replace: true });
   }
 
   // ------------------------------------------------------------------------------------------------------- drawing
@@ -166,7 +183,7 @@ export class ProgramPage {
 
   // The scale along positions; after changes, a bar for how far the site has moved.
   glance(path) {
-    const site = this.byPath.get(path);
+    const site = this.glances.get(path);
     if (!site) return null;
     if (activeChanges().length && site.moved !== undefined && site.moved !== null) {
       const bar = el("span", { class: "moved", "aria-hidden": "true" }, el("i", {}));
@@ -180,7 +197,7 @@ export class ProgramPage {
   }
 
   amount(path) {
-    const site = this.byPath.get(path);
+    const site = this.glances.get(path);
     if (!site) return "";
     if (activeChanges().length && site.moved !== undefined) return site.moved === null ? "–" : percent(num(site.moved));
     return site.rms === undefined ? "" : show(site.rms);
@@ -201,8 +218,8 @@ export class ProgramPage {
         count: $("filter-count"),
         paths,
         amount: (path) => this.amount(path),
-        severity: (path) => (this.byPath.get(path)?.bad ? "problem" : this.context.severity.get(path)),
-        select: (path) => update({ path, call: 0, part: 0, view: current().view === "attention" && this.byPath.get(path)?.attention ? "attention" : "site" }),
+        severity: (path) => (this.glances.get(path)?.bad ? "problem" : this.context.severity.get(path)),
+        select: (path) => update({ path, call: 0, part: 0, view: current().view === "attention" && this.byPath.get(path)?.square ? "attention" : "site" }),
         glance: (path) => this.glance(path),
       });
     }

@@ -20,11 +20,16 @@ function codeOf({ path, call }, reads) {
   return `_, records = sonde.tools.site_gradients(f, ${name}${explain})(*args)\ngradient = records[${name}].grads[${call}]`;
 }
 
+// What every question about the shown site says.
+export function siteOf(state) {
+  return { ...runOf(state), path: state.path, call: state.call, part: state.part };
+}
+
 export async function siteView(context) {
   const { connection, tokens } = context;
   const state = current();
   const shown = state.show === "gradient" ? explained() : null;
-  const place = { ...runOf(), path: state.path, call: state.call, part: state.part };
+  const place = siteOf(state);
   const facts = await connection.ask("site", { ...place, explained: shown });
   const box = el("div", { class: "stack" });
   const entries = context.sites.filter((site) => site.path === state.path);
