@@ -43,7 +43,7 @@ export async function attentionView(context) {
   box.append(
     el("div", { class: "section-head" }, el("h2", {}, "Attention"), el("label", { class: "inline" }, "Layer ", select)),
     card(`Heads of ${path}`, [scaleLegend(scale, false), thumbs], { name: `${path}-heads`, code: () => context.python(codeOf(path)) }),
-    card(`Head ${head}`, [looks(context, at(head), queries, keys), largeMap(context, at(head), queries, keys, scale), headTools(context, answer, head)], {
+    card(`Head ${head}`, [looks(context, at(head), queries, keys), largeMap(context, at(head), queries, keys, scale), headTools(context, path, head)], {
       name: `${path}-head-${head}`,
       code: () => context.python(codeOf(path, head)),
     }),
@@ -98,17 +98,13 @@ function looks(context, at, queries, keys) {
   return el("div", {}, strip, line);
 }
 
-function headTools(context, answer, head) {
-  const axis = answer.axes.indexOf("heads");
-  if (axis < 0) return el("div", {});
+function headTools(context, path, head) {
   // What a head writes is changed where it is written, if there is such a site; its pattern alone otherwise.
-  const written = context.sites.find((site) => site.path === answer.path.replace(/weights$/, "heads") && site.axes.includes("heads"));
-  const make = (kind) =>
-    addChange(
-      written
-        ? { kind, path: written.path, call: 0, chosen: { [written.axes.indexOf("heads")]: [head] } }
-        : { kind, path: answer.path, call: 0, chosen: { [axis]: [head] } },
-    );
+  const [site] = [path.replace(/weights$/, "heads"), path].flatMap((name) =>
+    context.sites.filter((one) => one.path === name && one.axes.includes("heads")),
+  );
+  if (!site) return el("div", {});
+  const make = (kind) => addChange({ kind, path: site.path, call: 0, chosen: { [site.axes.indexOf("heads")]: [head] } });
   const button = (text, kind) => el("button", { class: "button", type: "button", on: { click: () => make(kind) } }, text);
   return el("div", { class: "buttons" }, button("Zero this head", "ablate"), button("Replace it by its mean", "mean"));
 }
