@@ -58,7 +58,7 @@ def test_files_and_arrays_are_sides(tmp_path):
     with pytest.raises(ValueError, match="nothing to compare"):
         compare({"other": expected[:1]}, net)(x)
     with pytest.raises(ValueError, match="is no file of named arrays"):
-        compare("model.bin", net)
+        compare("model.json", net)
 
 
 def test_the_map_makes_one_checkpoint_of_the_other():

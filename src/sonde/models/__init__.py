@@ -6,6 +6,7 @@ save(model, folder)                 writes what `transformers` reads
 generate(model, prompts)            continues prompts, with a cache
 from_token(new, n)                  an edit that begins when generated token `n` is read
 sentence_vectors(model, texts)      texts as vectors, from an encoder
+read_named_arrays(file)             the arrays of a file of weights; nothing in it is run
 path("smollm2"), path("minilm")     where the weights are that Python packages hold
 SITES                               the names of the sites, with those of TransformerLens and Hugging Face
 """

@@ -16,3 +16,4 @@ from sonde.models.sites import SiteNames as SiteNames
 from sonde.models.tokens import Tokenizer as Tokenizer
 from sonde.models.vision import Vision as Vision
 from sonde.models.weight_packages import path as path
+from sonde.port.files import read_named_arrays as read_named_arrays

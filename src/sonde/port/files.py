@@ -1,13 +1,18 @@
-"""Named arrays from files: `.npz` and safetensors."""
+"""Named arrays from files: `.npz`, safetensors, and files of PyTorch."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 
+from sonde._npz import read_npz
+from sonde._torch_files import read_torch
+
+_TORCH = (".pt", ".pth", ".bin")
 _DTYPES = {
     "F64": np.float64,
     "F32": np.float32,
@@ -23,18 +28,31 @@ _DTYPES = {
 
 
 def read_named_arrays(file: str | Path) -> dict[str, np.ndarray]:
-    """The arrays of a file, by name.
+    """The arrays of a file, by name. No code in it is run.
+
+    Args:
+        file: `.npz`, `.safetensors`, or a file of PyTorch: `.pt`, `.pth` or `.bin`. Arrays in dictionaries within
+            dictionaries have the keys joined by `/`; numbers and texts beside them are left out.
 
     Raises:
         ValueError: The file is of another kind, or is not what its name says.
     """
     file = Path(file)
     if file.suffix == ".npz":
-        with np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
+        return read_npz(file)
     if file.suffix == ".safetensors":
         return _read_safetensors(file)
-    raise ValueError(f"{str(file)!r} is no file of named arrays: .npz and .safetensors are read")
+    if file.suffix in _TORCH:
+        return dict(_flat(read_torch(file), ""))
+    raise ValueError(f"{str(file)!r} is no file of named arrays: .npz, .safetensors and {', '.join(_TORCH)} are read")
+
+
+def _flat(tree: object, prefix: str) -> Iterator[tuple[str, np.ndarray]]:
+    if isinstance(tree, np.ndarray):
+        yield prefix, tree
+    elif isinstance(tree, Mapping | list | tuple):
+        for key, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
+            yield from _flat(value, f"{prefix}/{key}" if prefix else str(key))
 
 
 def _read_safetensors(file: Path) -> dict[str, np.ndarray]:

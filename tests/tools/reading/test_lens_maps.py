@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import sonde
+from sonde import models
 from sonde.errors import NoSuchSiteError, StoreError
 from sonde.tools import LensMap, LensMaps, jacobian_lens, logit_lens, tuned_lens
 
@@ -154,9 +155,31 @@ def test_files_of_pytorch_are_read_without_running_them(tmp_path: Path) -> None:
     ):
         with pytest.raises(StoreError, match=why):
             LensMaps.load(stored(what))
+    arrays = models.read_named_arrays(file)
+    assert list(arrays) == ["J/0", "J/2"] and arrays["J/2"].dtype == jnp.bfloat16  # numbers and lists are left out
+    np.testing.assert_array_equal(arrays["J/2"].astype(np.float32), [[5, 7], [6, 8]])
     file.write_bytes(b"no archive")
     with pytest.raises(StoreError, match="does not hold a Jacobian lens"):
         LensMaps.load(file)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "refused"),
+    [((3,), (1,), False), ((2, 2), (1, 1), True), ((4,), (1,), True), ((10**12,), (0,), True), ((3,), (-1,), True)],
+)
+def test_tensors_that_do_not_fit_are_refused(tmp_path: Path, shape: Any, strides: Any, refused: bool) -> None:
+    part = lambda value: pickle.dumps(value, protocol=2)[2:-1]  # without the head and the end
+    numbers = b"(" + part("storage") + b"ctorch\nLongStorage\n" + part("0") + part("cpu") + part(3) + b"tQ"
+    tensor = b"ctorch._utils\n_rebuild_tensor_v2\n(" + numbers + part(0) + part(shape) + part(strides) + b"tR"
+    file = tmp_path / "weights.pth"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("any/data.pkl", b"\x80\x02}(" + part("w") + tensor + part("epoch") + part(3) + b"u.")
+        archive.writestr("any/data/0", np.arange(3, dtype="<i8").tobytes())
+    if refused:
+        with pytest.raises(ValueError, match="outside its storage, or larger"):
+            models.read_named_arrays(file)
+    else:
+        np.testing.assert_array_equal(models.read_named_arrays(file)["w"], [0, 1, 2])
 
 
 @pytest.mark.transformers

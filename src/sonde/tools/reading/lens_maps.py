@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import os
-import pickle
-import zipfile
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +15,7 @@ from jax.typing import ArrayLike
 
 from sonde import _extras
 from sonde._atomic_files import replaced_file
+from sonde._torch_files import read_torch
 from sonde.core import InNotebook, WholePaths, no_such_site
 from sonde.errors import StoreError
 
@@ -144,8 +141,8 @@ class LensMaps(Mapping[str, LensMap], InNotebook):
             FileNotFoundError: There is no such file.
             StoreError: It is damaged, or holds something else.
         """
-        stored = _unpickled(Path(file))
         try:
+            stored = read_torch(Path(file))
             matrices = {int(layer): np.asarray(matrix, np.float32) for layer, matrix in stored["J"].items()}
             texts, width = int(stored["n_prompts"]), int(stored["d_model"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -159,58 +156,3 @@ class LensMaps(Mapping[str, LensMap], InNotebook):
                 )
         zeros = np.zeros(width, np.float32)
         return cls({path.replace("*", str(i)): LensMap(matrices[i], zeros) for i in sorted(matrices)}, texts)
-
-
-_STORAGES = {"FloatStorage": "f4", "DoubleStorage": "f8", "HalfStorage": "f2", "BFloat16Storage": "bf16"}
-
-
-class _Storage(NamedTuple):
-    """A type of storage that a file of PyTorch names."""
-
-    kind: str
-
-
-class _Reader(pickle.Unpickler):
-    """Reads the part of PyTorch's format that plain dictionaries of tensors need; all else is refused."""
-
-    def __init__(self, archive: zipfile.ZipFile, root: str) -> None:
-        super().__init__(io.BytesIO(archive.read(f"{root}data.pkl")))
-        self._archive, self._root = archive, root
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return _tensor
-        if (module, name) == ("collections", "OrderedDict"):
-            return OrderedDict
-        if module == "torch" and name in _STORAGES:
-            return _Storage(_STORAGES[name])
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which is refused")
-
-    def persistent_load(self, pid: Any) -> np.ndarray:
-        _, storage, key, *_ = pid
-        raw = self._archive.read(f"{self._root}data/{key}")
-        kind = jnp.bfloat16.dtype if storage.kind == "bf16" else np.dtype(f"<{storage.kind}")
-        return np.frombuffer(raw, kind)
-
-
-def _tensor(storage: np.ndarray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: Any) -> np.ndarray:
-    last = offset + sum((size - 1) * step for size, step in zip(shape, strides))
-    if offset < 0 or min((*shape, *strides, 0)) < 0 or (0 not in shape and last >= len(storage)):
-        raise pickle.UnpicklingError("a tensor is outside its storage")
-    inside = storage[offset:]
-    return np.lib.stride_tricks.as_strided(inside, shape, [step * inside.itemsize for step in strides]).copy()
-
-
-def _unpickled(file: Path) -> Any:
-    if not file.is_file():
-        raise FileNotFoundError(f"there is no file {str(file)!r}")
-    try:
-        with zipfile.ZipFile(file) as archive:
-            name = next(name for name in archive.namelist() if name.endswith("data.pkl"))
-            return _Reader(archive, name.removesuffix("data.pkl")).load()
-    except Exception as error:
-        raise _not_a_lens(file, error) from error
-
-
-def _not_a_lens(file: str | os.PathLike[str], error: Exception) -> StoreError:
-    return StoreError(f"{str(file)!r} does not hold a Jacobian lens ({type(error).__name__}: {error})")
