@@ -10,7 +10,7 @@ TESTS = Path(__file__).parent
 
 def test_every_module_has_its_test_file():
     missing = []
-    for folder in ("core", "nnx"):
+    for folder in ("core", "display", "nnx"):
         for module in sorted((SOURCE / folder).rglob("*.py")):
             place = module.relative_to(SOURCE)
             wanted = TESTS / place.parent / f"test_{place.stem}.py"

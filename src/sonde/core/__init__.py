@@ -76,16 +76,13 @@ from sonde.core.modules.roots import StandIns, stand_ins
 from sonde.core.modules.trace_variants import with_converted_modules
 from sonde.core.records.branch_merge import merge_choices, tokens_of
 from sonde.core.records.build import make_records, record_of
-from sonde.core.records.collections import ByPath, InNotebook, Rows
-from sonde.core.records.display import as_text, in_notebook
+from sonde.core.records.collections import ByPath, Rows
 from sonde.core.records.gradient_pairing import Call, calls_of
 from sonde.core.records.layout import ArraysSpec, CallSpec, RecordLayout
 from sonde.core.records.layout_json import layout_from_json, layout_to_json
 from sonde.core.records.loop_rows import CallRow
 from sonde.core.records.partial_records import attach_records, partial_records
-from sonde.core.records.path_table import WholePaths
 from sonde.core.records.record import Record, Records
-from sonde.core.records.tree_view import Badges, Leaf, tree_html
 from sonde.core.session.caches import (
     ByIdentity,
     CacheInfo,

@@ -213,7 +213,7 @@ class FeatureGraph(Drawn):
         from rich.table import Table
         from rich.text import Text
 
-        from sonde.core import WholePaths
+        from sonde.display import WholePaths
 
         through = self.influence()
         table = Table("node", "value", "influence", title=Text(repr(self)))

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sonde.core import InNotebook, WholePaths
+from sonde.display import InNotebook, WholePaths
 from sonde.port.difference import epsilon, wide
 from sonde.port.layouts import Layout, arranged
 from sonde.port.prints import Print, Prints, print_of

@@ -179,7 +179,7 @@ class Report:
         return target
 
     def _repr_html_(self) -> str:
-        from sonde.core import in_notebook
+        from sonde.display import in_notebook
         from sonde.report.page import framed, page
 
         return framed(page(self.to_json()), in_notebook(self))

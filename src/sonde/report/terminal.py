@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sonde._array_text import counted, indexed
-from sonde.core import WholePaths
+from sonde.display import WholePaths
 from sonde.report.tables import site_data
 
 if TYPE_CHECKING:

@@ -10,17 +10,6 @@ from sonde.core.marks.path import no_such_site
 T = TypeVar("T")
 
 
-class InNotebook:
-    """A base class of results that a notebook shows as rich prints them."""
-
-    __slots__ = ()
-
-    def _repr_html_(self) -> str:
-        from sonde.core.records.display import in_notebook
-
-        return in_notebook(self)
-
-
 class ByPath(Mapping[str, T]):
     """Results by path, in program order. The error for a missing path names the nearest."""
 

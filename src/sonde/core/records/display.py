@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from sonde._array_text import counted, describe, human_size, short_place, size_and_bytes
-from sonde.core.records.glance import Glance, bars, glance, picture
-from sonde.core.records.path_table import MOST_LINES, WholePaths, family_of, family_path, table_html
-from sonde.core.records.tree_view import Leaf, tree_html
+from sonde.display.glance import Glance, bars, glance, picture
+from sonde.display.path_table import MOST_LINES, WholePaths, family_of, family_path
+from sonde.display.rich_output import in_notebook
+from sonde.display.tree_view import Leaf, tree_html
 
 if TYPE_CHECKING:
     from sonde.core.records.record import Record, Records
@@ -20,45 +21,6 @@ if TYPE_CHECKING:
 
 _MOST_READ = 2000  # arrays whose numbers are shown; reading more would take long
 _MOST_PICTURES = 60
-
-
-def as_text(shown: Any) -> str:
-    """What rich prints, as text without colors that is as wide as the terminal."""
-    import io
-    import shutil
-
-    from rich.console import Console
-
-    # A fixed form on every machine: no colors, no terminal codes.
-    console = Console(file=io.StringIO(), width=shutil.get_terminal_size().columns, force_jupyter=False, no_color=True)
-    with console.capture() as printed:
-        console.print(shown, soft_wrap=False)
-    return printed.get().rstrip("\n")
-
-
-def in_notebook(shown: Any, width: int = 120) -> str:
-    """What rich prints, as HTML for a notebook: no script, no network, on light and dark pages.
-
-    Args:
-        shown: What rich can print: a table, or an object with `__rich__`; or a text.
-        width: How many characters a line has, if it is not a table.
-    """
-    import io
-
-    if isinstance(shown, str):
-        return f"<pre>{html.escape(shown)}</pre>"
-
-    from rich.console import Console
-    from rich.table import Table
-
-    shown = shown.__rich__() if hasattr(shown, "__rich__") else shown
-    shown = shown.table if isinstance(shown, WholePaths) else shown
-    if isinstance(shown, Table):
-        return table_html(shown)
-    console = Console(file=io.StringIO(), record=True, width=width, force_jupyter=False, color_system="truecolor")
-    console.print(shown)
-    style = "overflow-x:auto;white-space:pre;line-height:1.25;font-family:monospace;color:inherit;background:none"
-    return console.export_html(inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>')
 
 
 def _kind(tree: Any) -> str:

@@ -252,7 +252,7 @@ class Record:
 
     def __rich__(self) -> Any:
         from sonde.core.records.display import record_table
-        from sonde.core.records.path_table import WholePaths
+        from sonde.display import WholePaths
 
         return WholePaths(record_table(self))
 

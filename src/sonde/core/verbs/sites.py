@@ -17,12 +17,13 @@ from sonde.core.marks.axes import Axis
 from sonde.core.marks.path import NOTHING_MARKED, Pattern, check_patterns
 from sonde.core.records.collections import Rows
 from sonde.core.records.layout import CallSpec
-from sonde.core.records.path_table import MOST_LINES, WholePaths
 from sonde.core.records.record import Records
 from sonde.core.session.functionalize import shapes_of_call
 from sonde.core.session.inside_protocol import inside_request
 from sonde.core.verbs.capture import capture, check_callable, wrapped_like
 from sonde.core.verbs.uncalled import Uncalled, explains_arguments, nothing_recorded
+from sonde.display import WholePaths, as_text
+from sonde.display.path_table import MOST_LINES
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,8 +92,6 @@ class Sites(Rows[SiteInfo]):
         if not len(self):
             return f"0 values: {self._reason}\n"
         if len(self) > MOST_LINES:
-            from sonde.core.records.display import as_text
-
             return f"{as_text(self)}\n"
         return "\n".join([f"{len(self)} values, {self.bytes} bytes", *_tree(self), ""])
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, Literal
 
 from sonde._array_text import short_place
-from sonde.core import InNotebook
+from sonde.display import InNotebook
 
 Severity = Literal["problem", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "note")

@@ -30,7 +30,7 @@ def table(store: Store) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    from sonde.core import WholePaths
+    from sonde.display import WholePaths
 
     contents = Table("path", *_COLUMNS, title=_title(store), title_justify="left")
     for path, cells in _lines(store):
@@ -40,6 +40,6 @@ def table(store: Store) -> Any:
 
 def tree(store: Store) -> str:
     """The same for a notebook."""
-    from sonde.core import Leaf, tree_html
+    from sonde.display import Leaf, tree_html
 
     return tree_html(_title(store), [Leaf(path, cells) for path, cells in _lines(store)], headers=_COLUMNS)

@@ -134,7 +134,7 @@ class DataStatistics(ByPath[UnitStatistics]):
         from rich.table import Table
         from rich.text import Text
 
-        from sonde.core import WholePaths
+        from sonde.display import WholePaths
 
         table = Table("site", *_COLUMNS, "wrong", title=self._title)
         for path, unit_statistics in self.items():
@@ -149,7 +149,7 @@ class DataStatistics(ByPath[UnitStatistics]):
         return f"{counted(len(self), 'site')}{over}"
 
     def _repr_html_(self) -> str:
-        from sonde.core import Leaf, tree_html
+        from sonde.display import Leaf, tree_html
 
         sizes = [[float(np.max(np.abs(x), initial=0.0)) for x in (s.mean, s.std, s.max)] for s in self.values()]
         most = [max(column) or 1.0 for column in zip(*sizes)]

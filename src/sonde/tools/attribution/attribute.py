@@ -65,7 +65,7 @@ class Attribution(ByPath[tuple[Any, ...]], Drawn):
         from rich.table import Table
         from rich.text import Text
 
-        from sonde.core import WholePaths
+        from sonde.display import WholePaths
 
         table = Table("site", "total", "most", "least", title=f"contributions to {float(self.output):.6g}")
         for path, total in self.totals.items():

@@ -72,7 +72,7 @@ class LogitAttribution(ByPath[jax.Array], Drawn):
         from rich.table import Table
         from rich.text import Text
 
-        from sonde.core import WholePaths
+        from sonde.display import WholePaths
 
         table = Table("component", "total", "most", "at", title=f"contributions to {float(self.output):.6g}")
         for path, total in self.totals.items():

@@ -44,7 +44,7 @@ class Edge(NamedTuple):
         return Text(f"{self.sender} -> {self.receiver}: {self.score:.4g}")
 
     def _repr_html_(self) -> str:
-        from sonde.core import in_notebook
+        from sonde.display import in_notebook
 
         return in_notebook(self)
 
@@ -191,7 +191,7 @@ class Edges(Sequence[Edge], Drawn):
         from rich.table import Table
         from rich.text import Text
 
-        from sonde.core import WholePaths
+        from sonde.display import WholePaths
 
         table = Table("from", "to", "score", title=f"{len(self)} edges, {self.baseline:.4g} to {self.output:.4g}")
         for e in self.edges[:40]:

@@ -75,7 +75,7 @@ class QKAttribution(Drawn):
         from rich.table import Table
         from rich.text import Text
 
-        from sonde.core import WholePaths
+        from sonde.display import WholePaths
 
         table = Table("query", "key", "contribution", title=f"score {self.score:.4g}")
         for q, k, x in self.best(_SHOWN):

@@ -17,7 +17,8 @@ import numpy as np
 
 from sonde._array_text import counted, short_place
 from sonde._renames import accepts_old_keywords
-from sonde.core import Badges, Leaf, Pattern, check_patterns, inside_request, tree_html, two_steps, wrapped_like
+from sonde.core import Pattern, check_patterns, inside_request, two_steps, wrapped_like
+from sonde.display import Badges, Leaf, tree_html
 from sonde.port.difference import Distance, distance, epsilon, wide
 from sonde.port.parting import Parting, find_parting
 from sonde.tools.comparison.differences import Drift, Tolerance, judge
@@ -132,7 +133,7 @@ class Comparison(Drawn):
         from rich.table import Table
         from rich.text import Text
 
-        from sonde.core import WholePaths
+        from sonde.display import WholePaths
 
         jumps = {id(drift): times for drift, times in self.jumps()}
         columns = ("site", "iteration", "kind", "beyond", "of", "max abs", "max rel", "rel norm", "allowed", "jump", "")

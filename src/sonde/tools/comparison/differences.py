@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sonde._array_text import short_place
-from sonde.core import InNotebook
+from sonde.display import InNotebook
 from sonde.port.difference import Distance, Limit, beyond_each, beyond_norm, distance, epsilon
 from sonde.port.layouts import arranged, only_by_shape
 from sonde.tools.comparison.matching import By, Pair

@@ -81,7 +81,7 @@ class Paths(Drawn):
         from rich.table import Table
         from rich.text import Text
 
-        from sonde.core import WholePaths
+        from sonde.display import WholePaths
 
         table = Table("from", "to", "at", "restored", title=restored_title(self.clean, self.corrupt))
         best = self.best(sum(np.size(x) for x in self.scores.values()))

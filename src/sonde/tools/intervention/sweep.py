@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from sonde.core import WholePaths, as_text, glob_matches, no_such_site
+from sonde.core import glob_matches, no_such_site
+from sonde.display import WholePaths, as_text
 from sonde.tools.reading.heatmap import POSITION, Drawn, Heat, by_last_axis
 
 _SHADES = " ░▒▓█"

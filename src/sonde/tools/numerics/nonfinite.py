@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec
 
 from sonde._array_text import short_place
-from sonde.core import InNotebook, check_callable, inside_request, two_steps, wrapped_like
+from sonde.core import check_callable, inside_request, two_steps, wrapped_like
+from sonde.display import InNotebook
 from sonde.why import explain
 from sonde.why.naming import iteration_of, site_of
 from sonde.why.search import Answer, search

@@ -17,23 +17,20 @@ import numpy as np
 
 from sonde._array_text import counted, indexed
 from sonde.core import (
-    Leaf,
     Pattern,
     Records,
     Rows,
-    WholePaths,
     arrays_in,
-    as_text,
     attach_records,
     check_callable,
     check_patterns,
     inside_request,
     make_records,
     run_with,
-    tree_html,
     two_steps,
     wrapped_like,
 )
+from sonde.display import Leaf, WholePaths, as_text, tree_html
 from sonde.tools.execution.deferred_reduce import KeepingSmall
 from sonde.tools.execution.record_values import Seen, each_seen, on_host
 from sonde.tools.numerics.array_statistics import (

@@ -16,7 +16,8 @@ import numpy as np
 
 from sonde import _jax
 from sonde._array_text import short_place
-from sonde.core import InNotebook, check_callable, inside_request, two_steps, wrapped_like
+from sonde.core import check_callable, inside_request, two_steps, wrapped_like
+from sonde.display import InNotebook
 from sonde.tools.numerics.nonfinite import called_at
 from sonde.why import explain
 from sonde.why.naming import iteration_of, site_of

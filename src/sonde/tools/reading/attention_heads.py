@@ -17,17 +17,8 @@ import numpy as np
 
 from sonde._array_text import indexed
 from sonde._renames import accepts_old_keywords
-from sonde.core import (
-    Pattern,
-    Records,
-    WholePaths,
-    as_text,
-    check_callable,
-    check_patterns,
-    inside_request,
-    two_steps,
-    wrapped_like,
-)
+from sonde.core import Pattern, Records, check_callable, check_patterns, inside_request, two_steps, wrapped_like
+from sonde.display import WholePaths, as_text
 from sonde.tools.execution.compiled_reading import CompiledReading
 from sonde.tools.execution.unbatched import records_whole, seen_whole
 from sonde.tools.reading.heatmap import Drawn, Heat

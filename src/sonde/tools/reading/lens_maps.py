@@ -16,7 +16,8 @@ from jax.typing import ArrayLike
 from sonde import _extras
 from sonde._atomic_files import replaced_file
 from sonde._torch_files import read_torch
-from sonde.core import InNotebook, WholePaths, no_such_site
+from sonde.core import no_such_site
+from sonde.display import InNotebook, WholePaths
 from sonde.errors import StoreError
 
 

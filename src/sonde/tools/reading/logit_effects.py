@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from sonde.core import InNotebook, JitByStaticPart, WholePaths
+from sonde.core import JitByStaticPart
+from sonde.display import InNotebook, WholePaths
 from sonde.tools.reading.token_labels import TokenNames, shown_by
 
 

@@ -21,9 +21,7 @@ from sonde.core import (
     InsideRequest,
     Pattern,
     Records,
-    WholePaths,
     arrays_in,
-    as_text,
     capture_only,
     check_callable,
     check_patterns,
@@ -31,6 +29,7 @@ from sonde.core import (
     two_steps,
     wrapped_like,
 )
+from sonde.display import WholePaths, as_text
 from sonde.tools.execution.compiled_reading import CompiledReading
 from sonde.tools.execution.record_values import Seen, each_seen
 from sonde.tools.reading.heatmap import POSITION, Drawn, Heat, with_tokens

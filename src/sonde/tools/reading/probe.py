@@ -65,7 +65,7 @@ class Probe:
     def __rich__(self) -> Any:
         from rich.table import Table
 
-        from sonde.core import WholePaths
+        from sonde.display import WholePaths
 
         table = Table(title=f"probe: {len(self.classes)} classes, baseline {self.baseline:.3f}", title_justify="left")
         table.add_column("site", overflow="fold")

@@ -18,12 +18,10 @@ import numpy as np
 
 from sonde.core import (
     ByPath,
-    InNotebook,
     InsideRequest,
     JitByStaticPart,
     Pattern,
     StaticPart,
-    WholePaths,
     arrays_in,
     capture,
     check_callable,
@@ -31,6 +29,7 @@ from sonde.core import (
     inside_request,
     static_and_arrays,
 )
+from sonde.display import InNotebook, WholePaths
 from sonde.tools.execution.record_values import each_seen
 from sonde.tools.reading.token_labels import TokenNames, shown_by
 

@@ -18,16 +18,8 @@ import jax
 import numpy as np
 
 from sonde._renames import accepts_old_keywords
-from sonde.core import (
-    InNotebook,
-    Pattern,
-    Records,
-    capture,
-    check_callable,
-    check_pattern,
-    explains_arguments,
-    inside_request,
-)
+from sonde.core import Pattern, Records, capture, check_callable, check_pattern, explains_arguments, inside_request
+from sonde.display import InNotebook
 from sonde.errors import CaptureError
 from sonde.tools.execution.host_transfer import Fetching
 from sonde.tools.execution.record_values import check_numbers, chooses, each_seen
@@ -263,7 +255,7 @@ class Monitored(Generic[P, R], InNotebook):
         from rich.table import Table
         from rich.text import Text
 
-        from sonde.core import WholePaths
+        from sonde.display import WholePaths
 
         sites: dict[str, dict[str, float]] = {}
         for name, number in self.latest.items():

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 
 from sonde import _jax
 from sonde._array_text import indexed, short_place
-from sonde.core import Rows, check_callable, in_notebook, two_steps, wrapped_like
+from sonde.core import Rows, check_callable, two_steps, wrapped_like
+from sonde.display import in_notebook
 from sonde.programs.flat import Equation, Level, flatten
 from sonde.why import place_of
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sonde.core.records.tree_view import FRAME, MOST_OPEN
+from sonde.display.tree_view import FRAME, MOST_OPEN
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions

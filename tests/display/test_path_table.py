@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 import sonde
-from sonde.core import WholePaths, glob_matches
-from sonde.core.records.path_table import family_of, family_path, table_html
+from sonde.core import glob_matches
+from sonde.display import WholePaths
+from sonde.display.path_table import family_of, family_path, table_html
 from sonde.tools import compare, summarize
 
 X = jnp.arange(6.0).reshape(2, 3)

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sonde.core.records import glance as module
-from sonde.core.records.glance import bars, glance, picture
+from sonde.display import glance as module
+from sonde.display.glance import bars, glance, picture
 
 
 @pytest.mark.parametrize("limit", [10**9, 0], ids=["on the host", "on the device"])
