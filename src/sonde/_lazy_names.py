@@ -20,7 +20,7 @@ import functools
 import importlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[
         if name not in homes:
             if (new_name := renamed(package, name)) is not None:
                 return _under_old_name(package, name, *new_name)
-            near = _packages_with(package, name) or difflib.get_close_matches(name, homes, n=3)
+            near = _nearest(package, name, homes)
             text = f"; nearest: {', '.join(near)}" if near else ""
             raise AttributeError(f"module {package!r} has no attribute {name!r}{text}")
         module, attribute = homes[name]
@@ -76,9 +76,16 @@ def _homes(stub: str) -> dict[str, tuple[str, str]]:
     }
 
 
+def _nearest(package: str, name: str, homes: Iterable[str]) -> list[str]:
+    """What may have been meant by a name that a package does not have."""
+    if name.startswith("_"):  # nobody misspells `__wrapped__`, which many tools ask every object for
+        return []
+    return _packages_with(package, name) or difflib.get_close_matches(name, list(homes), n=3)
+
+
 def _packages_with(package: str, name: str) -> list[str]:
     """The name in the packages below that have it: `sonde.tools.steer`, for `sonde.steer`."""
-    if package != "sonde" or name.startswith("_"):
+    if package != "sonde":
         return []
     doors = sorted(Path(__file__).parent.glob("*/__init__.py*"))
     listed = re.compile(rf"\bas {re.escape(name)}$|\"{re.escape(name)}\"", re.MULTILINE)
