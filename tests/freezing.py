@@ -8,7 +8,6 @@ collection then takes two seconds, and so does `jax.checking_leaks`, which searc
 from __future__ import annotations
 
 import gc
-import weakref
 from types import FunctionType
 
 ENOUGH = 100_000  # with fewer new objects than this, freezing does not pay
@@ -22,9 +21,10 @@ def freeze() -> None:
     from sonde.inside.heap import HEAP as heap
 
     gc.collect()  # `inside=` hears of this, and lists the functions that it needs of the new ones
-    heap._frozen += [weakref.ref(x) for x in gc.get_objects() if type(x) is FunctionType]
+    heap.add_frozen(x for x in gc.get_objects() if type(x) is FunctionType)
     gc.freeze()
-    heap._n_frozen = gc.get_freeze_count()
+    heap._n_frozen, heap._may_have_frozen = gc.get_freeze_count(), False
+    heap._young = lambda: None
 
 
 def freeze_if_many() -> None:

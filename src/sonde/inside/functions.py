@@ -145,6 +145,11 @@ def _nesting_of(node: ast.AST) -> int:
 
 def own_nodes(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
     """These nodes and all below that belong to the same scope."""
-    for node in nodes:
+    waiting = [iter(nodes)]  # not by calls: each node would pass through as many generators as it is deep
+    while waiting:
+        node = next(waiting[-1], None)
+        if node is None:
+            waiting.pop()
+            continue
         yield node
-        yield from own_nodes(_around(node) if isinstance(node, SCOPES) else ast.iter_child_nodes(node))
+        waiting.append(iter(_around(node) if isinstance(node, SCOPES) else ast.iter_child_nodes(node)))

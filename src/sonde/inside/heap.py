@@ -34,10 +34,11 @@ class Heap:
     def __init__(self) -> None:
         self.lock = InterruptibleLock()
         self._by_file: dict[str, dict[int, weakref.ref[FunctionType]]] = {}
-        self._frozen: list[weakref.ref[FunctionType]] = []
+        self._frozen: dict[str, list[weakref.ref[FunctionType]]] = {}
         self._n_frozen = 0
         self._n_unused = 0
         self._young = _new_function()
+        self._may_have_frozen = True
 
     def functions(self, files: Collection[str]) -> list[FunctionType]:
         """The function objects of some files."""
@@ -52,30 +53,43 @@ class Heap:
         self._by_file.update({file: {} for file in new})
         young = _listed(*_YOUNG)
         self._add(_listed(None) if new else young)
-        if new or self._may_have_frozen(young):
-            self._add(self._frozen_functions())
-        return [f for file in files for ref in list(self._by_file[file].values()) if (f := ref()) is not None]
+        more_are_frozen = self._find_frozen(young)
+        for file in self._by_file if more_are_frozen else new:
+            self._add(_alive(self._frozen.get(file, ())))
+        return [f for file in files for f in _alive(list(self._by_file[file].values()))]
 
     def filenames(self) -> set[str]:
         """The names of the files of all function objects."""
 
-        def found() -> set[str]:
-            return {f.__code__.co_filename for f in itertools.chain(_listed(None), self._frozen_functions())}
+        def names() -> set[str]:
+            self._find_frozen(_listed(*_YOUNG))
+            frozen = {file for file, refs in self._frozen.items() if any(_alive(refs))}
+            return frozen | {f.__code__.co_filename for f in _listed(None)}
 
-        return self.lock.run(found)
+        return self.lock.run(names)
 
-    def _may_have_frozen(self, young: list[FunctionType]) -> bool:
-        """Whether more may be frozen than the last time."""
-        if self._n_frozen and id(self._young) in set(map(id, young)):
+    def _find_frozen(self, young: list[FunctionType]) -> bool:
+        """Lists the frozen functions if more objects may be frozen than the last time; returns whether it did."""
+        self._check_young(young)
+        if not self._may_have_frozen:
             return False
+        self._may_have_frozen = False
         self._young = _new_function()
-        return gc.get_freeze_count() > self._n_frozen
+        if gc.get_freeze_count() <= self._n_frozen:
+            return False
+        self._n_frozen = gc.get_freeze_count()
+        self._frozen.clear()
+        self.add_frozen(x for x in _reachable() if type(x) is FunctionType)
+        return True
 
-    def _frozen_functions(self) -> Iterator[FunctionType]:
-        if gc.get_freeze_count() > self._n_frozen:
-            self._n_frozen = gc.get_freeze_count()
-            self._frozen = [weakref.ref(x) for x in _reachable() if type(x) is FunctionType]
-        return (f for ref in self._frozen if (f := ref()) is not None)
+    def _check_young(self, young: list[FunctionType]) -> None:
+        """Notices if an object that must be young is not: then objects have been frozen since it was made."""
+        self._may_have_frozen = self._may_have_frozen or self._young not in young
+
+    def add_frozen(self, functions: Iterable[FunctionType]) -> None:
+        """Remembers functions that Python does not list any more."""
+        for function in functions:
+            self._frozen.setdefault(function.__code__.co_filename, []).append(weakref.ref(function))
 
     def _at_collection(self, phase: str, info: dict[str, int]) -> None:
         if info["generation"] < _MOVES_ON:
@@ -85,7 +99,9 @@ class Heap:
             if self._n_unused > _UNUSED:
                 gc.callbacks.remove(self._at_collection)
             else:
-                self._add(_listed(*_YOUNG))
+                young = _listed(*_YOUNG)
+                self._add(young)
+                self._check_young(young)
         else:
             self._young = _new_function()
 
@@ -96,6 +112,10 @@ class Heap:
             key = id(x)
             if known is not None and key not in known:
                 known[key] = weakref.ref(x, lambda _, key=key, known=known: known.pop(key, None))
+
+
+def _alive(refs: Iterable[weakref.ref[FunctionType]]) -> Iterator[FunctionType]:
+    return (function for ref in refs if (function := ref()) is not None)
 
 
 def _new_function() -> Callable[[], None]:
