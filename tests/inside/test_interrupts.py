@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import sonde
 from sonde import _jax
@@ -67,16 +69,20 @@ class Interrupt:
                 raise KeyboardInterrupt
 
 
-def test_an_interrupt_at_any_point():
+PARTS = 6
+
+
+@pytest.mark.every(PARTS)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_an_interrupt_at_any_point(part):
     functions = (inner, outer)
     before = [f.__code__ for f in functions]
     owners = {id(c.owner): c for c in run._changes.changes}.values()
     plain = [dict(vars(c.owner)) if not isinstance(c.owner, dict) else dict(c.owner) for c in owners]
     capture = sonde.capture(outer, inside=[inner, outer])
     capture(X)
-    n, interrupts = 0, 0
-    while True:
-        n += 1
+    interrupts = 0
+    for n in itertools.count(1 + part, PARTS):
         trap = Interrupt(n)
         try:
             with trap:
@@ -91,7 +97,7 @@ def test_an_interrupt_at_any_point():
         assert now == plain, n
         if trap.left > 0:
             break
-    assert interrupts > 100
+    assert interrupts > 100 // PARTS
     result, records = capture(X)
     np.testing.assert_array_equal(result, outer(X))
     assert "outer/local/return" in records

@@ -729,6 +729,7 @@ print(len(counts))
 
 second = [make()]
 gc.freeze()
+gc.collect()
 print(*names(first), *names(second))
 """
 
