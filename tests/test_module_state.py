@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,24 +38,28 @@ def trees() -> dict[str, ast.Module]:
     return {file.relative_to(SOURCE).as_posix(): ast.parse(file.read_text()) for file in files}
 
 
-def functions_of(tree: ast.Module) -> list[ast.AST]:
-    return [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))]
+def walk_functions(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of all functions of a file, once each."""
+    for node in ast.iter_child_nodes(tree):
+        is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        yield from (ast.walk if is_function else walk_functions)(node)
 
 
-def changed_names(code: list[ast.AST], methods: bool) -> set[str]:
-    """The last names of what code changes: `a` for `a[0] = 1`, `del a[0]`, `a.b = 1` and, with `methods`, `a.pop()`."""
-    found = set()
-    for node in (inner for part in code for inner in ast.walk(part)):
-        method = node.func if isinstance(node, ast.Call) else None
-        if methods and isinstance(method, ast.Attribute) and method.attr in CHANGES:
-            found.add(last_name(method.value))
+def changed_names(nodes: Iterable[ast.AST]) -> dict[bool, set[str | None]]:
+    """The last names of what code changes: `a` for `a[0] = 1`, `del a[0]`, `a.b = 1`; and for True also for `a.pop()`."""
+    assigned, by_methods = set(), set()
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES:
+                by_methods.add(last_name(node.func.value))
+            continue
         targets = node.targets if isinstance(node, (ast.Assign, ast.Delete)) else []
         targets += [element for target in targets if isinstance(target, ast.Tuple) for element in target.elts]
         if isinstance(node, ast.AugAssign):
             targets = [node.target]
-            found.add(last_name(node.target))
-        found |= {last_name(t.value) for t in targets if isinstance(t, (ast.Subscript, ast.Attribute))}
-    return found - {None}
+            assigned.add(last_name(node.target))
+        assigned |= {last_name(t.value) for t in targets if isinstance(t, (ast.Subscript, ast.Attribute))}
+    return {False: assigned, True: assigned | by_methods}
 
 
 def last_name(node: ast.AST) -> str | None:
@@ -107,10 +111,9 @@ def module_state(modules: dict[str, ast.Module] | None = None) -> Iterator[str]:
     """What is mutable at module level, as `file: name`."""
     modules = trees() if modules is None else modules
     stateful = STATEFUL | changing_classes(modules)
-    own, all_changed = {}, {}
-    for kind in (True, False):
-        own[kind] = {file: changed_names(functions_of(tree), kind) for file, tree in modules.items()}
-        all_changed[kind] = {file: changed_names([tree], kind) for file, tree in modules.items()}
+    nodes = {file: list(ast.walk(tree)) for file, tree in modules.items()}
+    own = {file: changed_names(walk_functions(tree)) for file, tree in modules.items()}
+    all_changed = {file: changed_names(of_file) for file, of_file in nodes.items()}
     for file, tree in modules.items():
         for statement in tree.body:
             value = getattr(statement, "value", None)
@@ -119,9 +122,9 @@ def module_state(modules: dict[str, ast.Module] | None = None) -> Iterator[str]:
                 names = [target.id for target in targets if isinstance(target, ast.Name) and target.id != "__all__"]
                 is_container = isinstance(value, CONTAINERS) or called(value) in CONSTRUCTORS
                 for name in names:
-                    others = [names for other, names in all_changed[is_container].items() if other != file]
+                    others = [changed[is_container] for other, changed in all_changed.items() if other != file]
                     by_others = not name.startswith("_") and any(name in names for names in others)
-                    is_changed = name in own[is_container][file] or (by_others and name.isupper())
+                    is_changed = name in own[file][is_container] or (by_others and name.isupper())
                     may_change = is_container or isinstance(value, ast.Call)
                     if called(value) in stateful or (may_change and is_changed):
                         yield f"{file}: {name}"
@@ -129,7 +132,7 @@ def module_state(modules: dict[str, ast.Module] | None = None) -> Iterator[str]:
                 decorators = {last_name(d.func if isinstance(d, ast.Call) else d) for d in statement.decorator_list}
                 if decorators & {"cache", "lru_cache"} and statement.args.args:
                     yield f"{file}: {statement.name}"
-        for node in ast.walk(tree):
+        for node in nodes[file]:
             if isinstance(node, ast.Global):
                 yield from (f"{file}: {name}" for name in node.names)
 
