@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -69,6 +70,7 @@ def pytest_unconfigure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """`@pytest.mark.every(n)`: of all cases of a test, every n-th in each run, the others in the thorough one.
 
+    Tests begin at different cases, so that those with two or three cases take turns, not all at once.
     If n has no factor in common with the numbers of values, those that run have every value of each parameter.
     """
     from tests.rotation import leaves_out
@@ -77,7 +79,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if (mark := item.get_closest_marker("every")) is not None:
             name = item.nodeid.partition("[")[0]
-            if leaves_out(seen[name], mark.args[0]):
+            if leaves_out(zlib.crc32(name.encode()) + seen[name], mark.args[0]):
                 item.add_marker(pytest.mark.thorough)
             seen[name] += 1
 

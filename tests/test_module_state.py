@@ -46,7 +46,7 @@ def walk_functions(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def changed_names(nodes: Iterable[ast.AST]) -> dict[bool, set[str | None]]:
-    """The last names of what code changes: `a` for `a[0] = 1`, `del a[0]`, `a.b = 1`; and for True also for `a.pop()`."""
+    """The last names of what code changes: `a` for `a[0] = 1`, `del a[0]`, `a.b = 1`; for True, also for `a.pop()`."""
     assigned, by_methods = set(), set()
     for node in nodes:
         if isinstance(node, ast.Call):

@@ -23,7 +23,7 @@ def printed_by(shell: Shell, cell: str) -> str:
         return f"{shell.printed}Traceback (most recent call last):\n  ...\n{where}: {error}\n"
 
 
-@pytest.mark.every(7)
+@pytest.mark.every(13)
 @pytest.mark.parametrize("name", [n for n, page in zip(NAMES, PAGES) if "```python" in page.read_text()])
 def test_page_runs_in_a_notebook(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")

@@ -290,7 +290,7 @@ def statistics_of_a_data_set(case, f, x, folder):
             np.testing.assert_allclose(found[name].mean, np.concatenate(rows).mean(0), rtol=2e-5)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(7)
 @pytest.mark.parametrize("what", CONSUMERS)
 @pytest.mark.parametrize("how", TRANSFORMS)
 def test_what_plain_jax_computes(how: str, what: str, tmp_path: Any) -> None:

@@ -152,6 +152,7 @@ for i in range(9):
 """
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("text", "call", "made"),
     [(DONATING, "call 3 of look_at", "log(-0.2"), (EAGER, "call 2 of", "sqrt(-")],

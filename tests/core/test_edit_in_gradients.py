@@ -115,7 +115,7 @@ def check(program, wrapper, derivative, new, by_hand=None):
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("derivative", DERIVATIVES)
 @pytest.mark.parametrize("new", EDITS)
-@pytest.mark.every(7)
+@pytest.mark.every(11)
 def test_functions(program, derivative, new):
     if program == "custom" and derivative == "hessian":
         new = "square"
@@ -125,14 +125,14 @@ def test_functions(program, derivative, new):
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("derivative", DERIVATIVES)
-@pytest.mark.every(9)
+@pytest.mark.every(13)
 def test_wrapped_programs(program, wrapper, derivative):
     check(program, wrapper, derivative, EDITS["square"])
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("derivative", DERIVATIVES)
-@pytest.mark.every(5)
+@pytest.mark.every(9)
 def test_what_is_added_inside_and_outside(program, derivative):
     """A perturbation is a constant of every differentiation of the program."""
     delta = {"h": jnp.full(2 if program == "mapped" else 4, 0.3)}

@@ -316,6 +316,7 @@ FOUND = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("what", FOUND)
 def test_once_wrong(what):
     program, look, x = FOUND[what]

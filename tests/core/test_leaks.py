@@ -55,6 +55,7 @@ def check(name: str, times: int, before: int) -> None:
     assert grown.arrays <= plain.arrays and grown.programs <= plain.programs, (grown, plain)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", QUICK)
 def test_nothing_is_left_behind(name: str) -> None:
     check(name, 8, before=17 if "reduce" in name else 3)

@@ -7,6 +7,7 @@ from tests.core import seeds
 from tests.core.editing import run_edit_seed
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("seed", seeds.QUICK)
 def test_random_edit(seed: int) -> None:
     run_edit_seed(seed, seeds.DEPTH)

@@ -118,6 +118,7 @@ def errors_of(by_hand: ByHand, features: list[np.ndarray], reads: list[np.ndarra
     return missing
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", ["transcoder", "skip_transcoder", "cross_layer", "gated"])
 def test_every_edge_is_that_of_the_model_by_hand(kind: str) -> None:
     graph, coders = graph_of(kind), coders_of(transcoders(kind), "test")

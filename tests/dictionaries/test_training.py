@@ -50,6 +50,7 @@ def stopped_after(n: int) -> Any:
     raise Interrupted
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("form", ["relu", "batchtopk", "layers"])
 def test_an_interrupted_run_ends_with_the_same_numbers(tmp_path: Path, form: str) -> None:
     def make() -> Any:
@@ -101,6 +102,7 @@ def test_several_are_trained_as_if_alone() -> None:
         dictionaries.train([new(), new()], BATCHES, steps=1, sparsity=[1, 2, 3])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("shape", [(2,), (2, 1), (1, 2)])
 def test_on_a_mesh(shape: tuple[int, ...]) -> None:
     mesh = jax.make_mesh(
@@ -147,6 +149,7 @@ def test_ghosts_revive_and_have_the_gradient_of_the_formula() -> None:
     assert density[20].any() and not density[0].any()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("options", [{}, {"activation": "topk", "k": 4}, {"activation": "jumprelu"}])
 def test_a_crosscoder_tells_shared_features_from_those_of_one_site(tmp_path: Path, options: Any) -> None:
     """The first 12 directions are at both sites, in another basis; the rest are only at the first."""

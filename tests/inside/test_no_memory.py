@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.every(2)
 def test_captures_in_any_order_give_what_each_gives_in_a_process_of_its_own():
     program = Path(__file__).with_name("varied_captures.py")
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False, timeout=300)

@@ -102,11 +102,13 @@ def check_transforms(seed: int) -> None:
             same((way, "edit", path), [edited], [sonde.edit(wrap(hand.program), {path: half})(X, Y)], exact=exact)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_language(seed):
     check_language(seed)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("seed", range(2))
 def test_transforms(seed):
     check_transforms(seed)

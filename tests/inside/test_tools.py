@@ -166,6 +166,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_that_looks_at_sites_has_the_option(command, tmp_path):
     from click.testing import CliRunner

@@ -48,7 +48,7 @@ def test_functions(dtype, history):
         equal(*found)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["Fp8DotGeneral", "Fp8DotGeneralOp", "NANOOFp8DotGeneralOp"])
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -301,6 +301,7 @@ TEMPLATES = [
 ]  # fmt: skip
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_templates_that_would_not_end_or_fit_into_memory(template):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -226,6 +226,7 @@ NORMS = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", NORMS)
 def test_the_normalized_values_are_seen_and_nothing_changes(draw, kind):
     norm = NORMS[kind]

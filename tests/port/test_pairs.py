@@ -103,6 +103,7 @@ def check(seed: int) -> None:
     assert planted.first is not None, f"seed {seed}, {first} against {second}"
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("seed", range(3))
 def test_forms_of_one_program(seed: int) -> None:
     check(seed)

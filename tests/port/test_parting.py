@@ -19,7 +19,7 @@ def test_a_right_port_is_called_right():
     assert sum(d.gradient for d in found.results) == 23
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_planted_mistakes_are_found_at_their_operation(mistake):
     found = compare(original, lambda ids: ported(ids, mistake), grads=False)(IDS)

@@ -100,6 +100,7 @@ def test_two_processes_write_one_store(tmp_path):
     assert said[1][1] == f"cannot write to the store {str(tmp_path / 'full')!r}: no space left"
 
 
+@pytest.mark.every(2)
 def test_another_number_of_processes_continues(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(HEAD + HARVEST)

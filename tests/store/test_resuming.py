@@ -285,6 +285,7 @@ print("unfinished" if not kept.finished and kept.n_batches < 1000 else "finished
 """
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", ["plain", "stuck", "own"])
 def test_sigterm_writes_what_is_computed_and_leaves(tmp_path, kind):
     program, folder = tmp_path / "program.py", tmp_path / "store"

@@ -159,7 +159,7 @@ def jitted_model(kind: str) -> Any:
     return jax.jit(lambda text: model(text))
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", TOOLS)
 @pytest.mark.parametrize("kind", ["list", "scan"])
 def test_a_tool_that_is_made_anew_compiles_nothing(kind: str, name: str, compilations: list[str]) -> None:
@@ -170,6 +170,7 @@ def test_a_tool_that_is_made_anew_compiles_nothing(kind: str, name: str, compila
     assert compilations == []
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", ["list", "scan"])
 def test_a_model_that_is_not_jitted_compiles_no_more_than_without(kind: str, compilations: list[str]) -> None:
     """Of a scan that runs without `jax.jit`, JAX itself compiles a program for every call."""

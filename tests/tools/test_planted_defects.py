@@ -42,6 +42,7 @@ def check(program: Planted) -> bool:
     return got == (program.path, program.gradient, program.call, program.iteration, program.example)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("seed", [*FEW, *TRACED_TWICE])
 def test_the_place_is_found(seed):
     assert check(planted(seed))

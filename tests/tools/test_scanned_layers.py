@@ -43,6 +43,7 @@ def test_compare_finds_all_values_of_both() -> None:
     assert first is not None and first.path == "blocks/2/mlp/out" and first.iteration == ()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("layers", ["list", "scan"])
 def test_lens_and_sweep_show_every_layer(layers: str) -> None:
     model = both()[layers]
@@ -109,6 +110,7 @@ def test_findings_judge_every_layer() -> None:
     assert reports[0].paths == reports[1].paths
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("layers", ["list", "scan"])
 def test_findings_are_of_the_layers_that_were_asked_for(layers: str) -> None:
     broken = sonde.edit(both()[layers], {"blocks/0/mlp/out": lambda x: x * jnp.nan})

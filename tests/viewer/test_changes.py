@@ -24,7 +24,7 @@ def change(kind: str, path: str = HEADS, **more: Any) -> dict[str, Any]:
     return {"kind": kind, "path": path, "prompt": OTHER_PROMPT, "factor": 2.5, **more}
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(7)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("chosen", [{}, {"2": [1]}, {"1": [2, 4], "2": [0]}, {"1": [2, 4], "2": [0, 1]}])
 def test_the_python_of_a_change_makes_the_same_change(
@@ -56,6 +56,7 @@ def _check_gradient(chosen: dict[str, list[int]], ask: Callable[..., Any], model
     assert np.abs(plain - page).max() > 1e-6
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("layers", ["scan", "list"])
 def test_ablations_are_those_of_the_tool_in_every_layer_and_compile_once(layers: Any) -> None:
     model = models.from_config(CONFIG, layers=layers)

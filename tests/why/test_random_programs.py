@@ -103,6 +103,7 @@ def check(seed: int) -> None:
     assert got == (f"random_program_{seed}.py:{line}", operation, "x", iteration), f"{shown}\n{found}"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("seed", range(8))
 def test_the_planted_line_is_named(seed):
     check(seed)

@@ -47,6 +47,7 @@ def test_the_next_process_finds_it(tmp_path: Path) -> None:
     assert not old.exists() and entries[0].exists()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("how", ["off", "set", "named"])
 def test_the_switch(tmp_path: Path, how: str) -> None:
     other = str(tmp_path / "other")

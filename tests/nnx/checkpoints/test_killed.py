@@ -49,6 +49,7 @@ def check(path: Path, kills: int) -> None:
     assert kills > 0
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["run", "model.safetensors"])
 def test_a_save_that_is_killed(tmp_path: Path, name: str) -> None:
     check(tmp_path / name, 1)

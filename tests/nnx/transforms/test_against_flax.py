@@ -183,6 +183,7 @@ CASES = {
 MORE = ("jit metadata", "jit partial", "vjp", "jvp", "make_jaxpr")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CASES)
 def test_same_as_flax(name):
     check(CASES[name], modes=("without graph updates", "trees") if name.startswith(MORE) else tuple(MODES))

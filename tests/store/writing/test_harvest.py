@@ -283,6 +283,7 @@ print(most[0] - before)
 """
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", ["all", "keep"])
 def test_memory_is_a_bound(tmp_path, kind):
     command = [sys.executable, "-c", MEMORY, str(tmp_path), kind]

@@ -190,19 +190,16 @@ def _kill_and_go_on(tmp_path: Path, folder: str, count: int, kills: int, **envir
         assert process.wait(120) == 0
 
 
-def test_processes_come_and_go(tmp_path):
-    _kill_and_go_on(tmp_path, str(tmp_path / "store"), count=2, kills=2)
-    kept = store.open(tmp_path / "store")
-    assert kept.finished and kept.n_batches == 40 and store.check(tmp_path / "store") == []
-    np.testing.assert_array_equal(kept["h"][:], EXPECTED)
-
-
-def test_processes_share_a_bucket(tmp_path, monkeypatch):
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+@pytest.mark.every(2)
+@pytest.mark.parametrize("where", ["folder", "bucket"])
+def test_processes_come_and_go(tmp_path, monkeypatch, where):
     with bucket() as server:
-        environment = {"AWS_ENDPOINT_URL": server.url, "AWS_ACCESS_KEY_ID": "name", "AWS_SECRET_ACCESS_KEY": "word"}
-        _kill_and_go_on(tmp_path, "s3://acts/units", count=2, kills=1, **environment)
-        storage = store.Storage(endpoint_url=server.url, anonymous=True)
-        kept = store.open("s3://acts/units", storage=storage)
-        assert kept.finished and store.check("s3://acts/units", storage=storage) == []
+        environment, storage, folder = {}, None, str(tmp_path / "store")
+        if where == "bucket":
+            monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+            environment = {"AWS_ENDPOINT_URL": server.url, "AWS_ACCESS_KEY_ID": "name", "AWS_SECRET_ACCESS_KEY": "word"}
+            storage, folder = store.Storage(endpoint_url=server.url, anonymous=True), "s3://acts/units"
+        _kill_and_go_on(tmp_path, folder, count=2, kills=2 if where == "folder" else 1, **environment)
+        kept = store.open(folder, storage=storage)
+        assert kept.finished and kept.n_batches == 40 and store.check(folder, storage=storage) == []
         np.testing.assert_array_equal(kept["h"][:], EXPECTED)

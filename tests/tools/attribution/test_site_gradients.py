@@ -17,6 +17,7 @@ from sonde.errors import NoSuchSiteError
 from sonde.tools import site_gradients
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", ["list", "scan"])
 def test_a_model_of_tokens(kind: str) -> None:
     model = both()[kind]

@@ -110,6 +110,7 @@ def test_edges_of_heads_and_their_inputs(hand: ByHand) -> None:
     close(scores(of_heads("scan")), found, atol=1e-4)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", ["list", "scan"])
 def test_some_edges_are_cut(hand: ByHand, kind: str) -> None:
     edges = of_heads(kind)
@@ -133,6 +134,7 @@ def test_exact_edges_are_runs_with_one_edge_cut(hand: ByHand) -> None:
     close(scores(edges), {e[:2]: whole - float(hand.run(TOKENS, other, {e[:2]})[0]) for e in edges}, atol=2e-5)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", ["list", "scan"])
 def test_nothing_in_place_of_another_run(hand: ByHand, kind: str) -> None:
     senders = ("embedded", "blocks/{0..1}/attn/results")
@@ -145,6 +147,7 @@ def test_nothing_in_place_of_another_run(hand: ByHand, kind: str) -> None:
     assert edges[:0].measured() == pytest.approx(0, abs=1e-3)
 
 
+@pytest.mark.every(2)
 def test_integrated_edges(hand: ByHand) -> None:
     model, steps = with_heads("list"), 3
     clean, other = hand.run(TOKENS)[1], hand.run(OTHERS)[1]
@@ -184,6 +187,7 @@ def test_integrated_edges(hand: ByHand) -> None:
                 assert found[s, r] == pytest.approx(float(jnp.sum((clean[s] - other[s]) * mean)), rel=2e-3, abs=1e-5)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", ["list", "scan"])
 def test_a_value_that_is_marked_twice_is_one_sender(kind: str) -> None:
     """With inside=, the output of a module that marks it itself is marked again, under the same path."""

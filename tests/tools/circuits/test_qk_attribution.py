@@ -46,6 +46,7 @@ def test_pairs_are_products_of_weights() -> None:
     assert found.score == pytest.approx(float(score), abs=1e-4)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", ["list", "scan", "bf16"])
 def test_pairs_by_leaving_parts_out(kind: str) -> None:
     model = both()["list" if kind == "bf16" else kind]

@@ -17,6 +17,7 @@ def metric(logits: Any) -> Any:
     return logits[0, -1, 3] - logits[0, -1, 2]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", ["list", "scan"])
 def test_heads_are_receivers_of_their_own(kind: str) -> None:
     model = nnx.clone(both()[kind])

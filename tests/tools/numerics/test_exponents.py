@@ -36,6 +36,7 @@ def rows(kind: str) -> np.ndarray:
     return made
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", ["usual", "bad", "small", "shares"])
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float16])
 def test_the_host_makes_what_the_device_makes(kind: str, dtype: Any) -> None:

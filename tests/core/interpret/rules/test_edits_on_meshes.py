@@ -60,6 +60,7 @@ NEW = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("check_vma", [True, False])

@@ -116,6 +116,7 @@ TRANSFORMS = {
 UPGRADES = [name for name in ("jax_remat3",) if hasattr(jax.config, name)]
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("upgrade", [None, *UPGRADES])
 @pytest.mark.parametrize("jit", [lambda f: f, jax.jit, lambda f: lambda *args: jax.jit(f)(*args)])
 @pytest.mark.parametrize("transform", TRANSFORMS)

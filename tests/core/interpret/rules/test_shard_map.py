@@ -105,6 +105,7 @@ def test_pmap():
     assert kinds(records["h"]) == [["mesh"]]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("loop", [False, True])
 @pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
