@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 
@@ -74,26 +74,16 @@ def _whole(value: Any) -> _Kept:
 class Watch(KeepingSmall):
     """Records statistics and traits of values and gradients, and pictures of values."""
 
-    counts_iterations = True  # so that a child knows whether it is in a loop
     reduced_have_all_axes = False  # an array that is the same on all devices counts once
 
     def __init__(self, patterns: tuple[Pattern, ...], *, grads: bool, depth: int) -> None:
         super().__init__(patterns, grads=grads, large=_reduce, small=_whole, donates=False, depth=depth)
         self.key = ("watch", self.key)
-        self._in_loop = False
 
     @property
     def limits(self) -> Limits:
         """How large pictures may be."""
-        return LIMITS_IN_LOOPS if self._in_loop else LIMITS
-
-    def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
-        """The handler inside. A program compiled for a loop has smaller pictures and must not be used outside it."""
-        new = super().child(base, steps, prefix)
-        if steps and not self._in_loop:
-            new._in_loop = True
-            new.key = None if new.key is None else (new.key, "in a loop")
-        return new
+        return LIMITS_IN_LOOPS if self.loops else LIMITS
 
     def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Extra, Any]) -> None:
         """Adds pictures to what is recorded."""
@@ -105,7 +95,7 @@ class Watch(KeepingSmall):
         assert isinstance(item, Item)
         # If examples leave a loop at different times, the engine selects whole arrays per example: a picture has no
         # axis of examples to select by.
-        apart = view.gates or (self._in_loop and view.axes)
+        apart = view.gates or (self.loops and view.axes)
         mapped = [sum(axis.on_leaf(i) for axis in view.axes) for i in range(len(arrays))]
         with with_capture_state(None), _own_settings():
             cut = [{} if apart else pictures(x, n, path, self.limits) for x, n in zip(arrays, mapped)]

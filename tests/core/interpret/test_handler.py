@@ -78,7 +78,7 @@ def test_a_scope_with_a_star_names_the_next_loop():
     handler = Handler(None, ())
     with with_capture_state(CaptureState(grads=False)), scope("blocks/*"):
         assert handler.loop_path() == "blocks/"
-        inside = handler.entering(5)
+        inside = handler.entering(Loop(None, 5))
         assert inside.loops == (Loop(None, 5, path="blocks"),)
         assert handler.entering().loop_name == "blocks"  # a jitted function: the loop may be inside
     path = inside.meet(A, View(), (LoopName("blocks/*"),))

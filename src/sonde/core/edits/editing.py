@@ -15,7 +15,7 @@ from sonde.core.edits.new_values import given_arrays, recorded_arrays
 from sonde.core.edits.plan import TRACED, EditPlan, Step, Supply
 from sonde.core.interpret.handler import Handler, is_argument
 from sonde.core.interpret.items import Extra
-from sonde.core.interpret.where import Where
+from sonde.core.interpret.where import Loop, Where
 from sonde.core.marks.named_loops import Row
 from sonde.core.marks.operands import operands_of
 from sonde.core.marks.path import Pattern, glob_matches
@@ -67,7 +67,7 @@ class Editing(Handler):
         depth: How many handlers are nested around, itself included.
     """
 
-    counts_iterations = True
+    knows_loops = counts_iterations = True
 
     def __init__(self, plan: EditPlan, values: tuple[StepValues, ...], *, depth: int = 1) -> None:
         patterns = tuple(step.pattern for step in plan.steps if step.pattern is not None)
@@ -86,9 +86,9 @@ class Editing(Handler):
         """The rule, if that is what says what to put."""
         return self.values[0].new if self.plan.has_rules else None
 
-    def entering(self, length: int | None = None) -> Self:
+    def entering(self, loop: Loop | None = None) -> Self:
         """The handler whose child is about to run."""
-        inner = super().entering(length)
+        inner = super().entering(loop)
         if self.outside is not None and any(loop.path is not None for loop in inner.loops):
             inner.key = None  # what functions of the edit mark has the rows of this run
         return inner

@@ -42,8 +42,7 @@ class Handler:
         items: What was recorded, in program order.
         met: What is known about the sites met so far; what a child met is added when it has finished.
         counts: How many times each site ran, for handlers that need it.
-        loops: The loops around the handler, outermost first: those that have a name, and all others for handlers that
-            count iterations.
+        loops: The loops around the handler, outermost first: those that have a name, and if it `knows_loops` all.
         loop_name: The path of a scope around the handler that names the next loop inside.
         within: The rows of named loops for which the code runs; see `scopes.RowsName`.
         mesh_axes: The name and the size of each axis of the meshes around it that the code runs along, outermost first.
@@ -53,7 +52,9 @@ class Handler:
 
     # Whether a jaxpr may be rewritten by moving variables only, without running the handler on values.
     records_only = False
-    # Whether children inside loops are given the number of the iteration, as the first of their steps.
+    # Whether what is done at a site depends on the loops around it, beside those that have a name.
+    knows_loops = False
+    # Whether it depends on the iteration, too, whose number children inside loops get as the first of their steps.
     counts_iterations = False
     # Whether every run of a loop is a separate object in `Item.loops`, even if it was compiled once.
     tells_loops_apart = False
@@ -110,9 +111,7 @@ class Handler:
         """
         inner = copy.copy(self)
         if steps and self.counts_iterations:
-            is_entered = bool(self.loops) and self.loops[-1].index is None  # by `entering`; a `while_loop` is not
-            entered = self.loops[-1] if is_entered else Loop(None, None)
-            around = self.loops[:-1] if is_entered else self.loops
+            *around, entered = self.loops
             inner.loops = (*around, dataclasses.replace(entered, index=steps[0]))
         inner.items, inner._sites_here, inner.met = [], set(), self.met.child()
         inner.prefix = self.prefix_here() if prefix is None else prefix
@@ -120,21 +119,24 @@ class Handler:
         inner._base, inner._next_offset = base, 1
         return inner
 
-    def entering(self, length: int | None = None) -> Self:
-        """The handler whose child is about to run inside something; inside a loop if `length` is given.
+    def entering(self, loop: Loop | None = None) -> Self:
+        """The handler whose child is about to run inside something, in an iteration of a loop if one is given.
 
-        A loop takes the name that a scope around gives it. Returns the handler itself if it is not a loop and no scope
-        is open.
+        A scan takes the name that a scope around gives it; a `while_loop` leaves it to the loops inside. Returns the
+        handler itself if it is not a loop and no scope is open.
         """
         names = _jax.names_since(self._names_before)
-        if not names and length is None:
+        if not names and loop is None:
             return self
         at = [i for i, name in enumerate(names) if isinstance(name, LoopName)]
         name = self.here(names[: at[-1] + 1]).rstrip("/") if at else self.loop_name
-        inner = self.__copy__()
-        inner.loop_name = name if length is None else None
-        if length is not None and (name is not None or self.counts_iterations):
-            inner.loops = (*self.loops, Loop(None, length, path=name))
+        inner = copy.copy(self)
+        if loop is None or loop.length is None:
+            inner.loop_name = name
+        else:
+            inner.loop_name, loop = None, dataclasses.replace(loop, path=name)
+        if loop is not None and (loop.path is not None or self.knows_loops):
+            inner.loops = (*self.loops, loop)
         inner.within = self._within(names)
         return inner
 
@@ -151,32 +153,30 @@ class Handler:
 
     def loop_path(self) -> str | None:
         """The start of the starred paths of sites in a loop that is entered now, before the loop's own `*`."""
-        loops = self.entering(0).loops[len(self.loops) :]
-        if not loops or loops[0].path is None:
-            return None
-        return self.starred(loops[0].path and loops[0].path + "/")[0]
+        inside = self.entering(Loop(None, 0)).loops[len(self.loops) :]
+        path = inside[0].path if inside else None
+        return None if path is None else self.starred(path and path + "/")[0]
 
     def starred(self, path: str) -> tuple[str, tuple[int, ...]]:
         """A path with a `*` for each named loop that it is below, and which of the loops around those are."""
         return starred(path, [loop.path for loop in self.loops]) if self.loops else (path, ())
 
     @property
-    def loops_key(self) -> Hashable:
-        """What rewriting a program depends on of the loops around."""
-        return tuple([(loop.path, loop.length) for loop in self.loops])
+    def position(self) -> Hashable:
+        """What rewriting a program depends on of where the handler is; beside the prefix of its paths."""
+        loops = tuple([(loop.path, loop.length) for loop in self.loops])
+        return loops, self.loop_name, self.within, self.mesh_axes, self.passes_on
 
     def on_mesh(self, axes: Sequence[tuple[str, int]]) -> Self:
         """The handler that runs per shard along some more axes of a mesh."""
-        inner = self.__copy__()
+        inner = copy.copy(self)
         inner.mesh_axes = (*self.mesh_axes, *axes)
-        inner.key = None if self.key is None else (self.key, inner.mesh_axes)
         return inner
 
     def quietly(self) -> Self:
         """A handler that does the same, but does not pass sites on."""
         inner = self.child()
         inner.passes_on = False
-        inner.key = None if self.key is None else (self.key, "quietly")
         return inner
 
     def carried(self) -> list[Any]:

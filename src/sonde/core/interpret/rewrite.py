@@ -16,6 +16,7 @@ from sonde.core.interpret.call_tokens import knowable_outputs, known_outputs
 from sonde.core.interpret.handler import Handler, SeenSites
 from sonde.core.interpret.items import Bundle, Item, build_items, firsts, flat_arrays, flat_specs, in_new_loops
 from sonde.core.interpret.trace import run_under
+from sonde.core.interpret.where import Loop
 from sonde.core.marks.axes import Axis
 from sonde.core.marks.operands import TOKEN_TYPE, operands_of
 from sonde.core.marks.primitive import site_effect, site_p
@@ -169,21 +170,21 @@ class Rewritten:
 _cache = ByIdentity(Programs)
 
 
-def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = (), *, length: int | None = None) -> Rewritten:
+def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = (), *, loop: Loop | None = None) -> Rewritten:
     """Rewrites a jaxpr for a handler.
 
     Args:
         jaxpr: Open without constants, or closed.
         handler: Decides what to do at the sites, and receives what was recorded.
         steps: Types of the slices that a loop gives every iteration; more inputs at the end.
-        length: How many iterations there are, if the jaxpr is the body of a scan.
+        loop: The loop, if the jaxpr is the body of one, or its test.
     """
-    around, handler = handler, handler.entering(length)
+    around, handler = handler, handler.entering(loop)
     kept_programs = _cache.of(jaxpr) if handler.key is not None else None
     prefix = around.prefix if handler is around else around.prefix_here()
     gradients_wanted = tuple(map(handler.met.wants_gradient, gradient_sites(jaxpr))) if handler.patterns else ()
-    names = handler.loops_key, handler.loop_name, handler.within
-    key = (handler.key, prefix, *names, gradients_wanted, capture_state(), *map(str, steps), handler.counts.key)
+    depends_on = handler.key, handler.counts.key, handler.position, prefix
+    key = (*depends_on, gradients_wanted, capture_state(), *map(str, steps))
     rewritten = None if kept_programs is None else kept_programs.get(key)
     if rewritten is None:
         before = handler.counts.mark()

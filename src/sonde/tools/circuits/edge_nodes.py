@@ -151,7 +151,7 @@ class _Labelling(Handler):
         levels: Where nodes were met: the trace, and whether in a loop.
     """
 
-    counts_iterations = True
+    knows_loops = True
 
     def __init__(self, labels: Mapping[str, set[Key]], levels: set[Any], depth: int) -> None:
         super().__init__(None, (), depth=depth)

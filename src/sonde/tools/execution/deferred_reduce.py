@@ -7,8 +7,9 @@ So small arrays leave the program as they are and are reduced on the host, where
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 from sonde.core import Extra, Pattern, Recording, Reduce, Site, View
 
@@ -26,25 +27,17 @@ class KeepingSmall(Recording):
     Attributes:
         large: The function for large arrays.
         small: The function for small ones, which keeps them.
-        iterations: How many iterations of all loops around are recorded; None where that is not known.
     """
+
+    knows_loops = True
 
     def __init__(self, patterns: tuple[Pattern, ...], *, large: Reduce, small: Reduce, **kwargs: Any) -> None:
         super().__init__(patterns, reduce=large, **kwargs)
         self.large, self.small = large, small
-        self.iterations: int | None = 1
         # Shared with all children: the room that is left for larger arrays, and the sites that use some of it.
         self._room = [ROOM]
         self._roomy: dict[Site, bool] = {}
         self.key = ("keeping small", self.key)
-
-    def entering(self, length: int | None = None) -> Self:
-        """The handler whose child is about to run; in a loop, it knows how long the surrounding loops are."""
-        new = super().entering(length)
-        if length is not None and self.iterations is not None:
-            new.iterations = self.iterations * length
-            new.key = None if self.key is None else (self.key, "iterations", length)
-        return new
 
     def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Extra, Any]) -> None:
         """Records the arrays, or the results of `large`."""
@@ -54,11 +47,13 @@ class KeepingSmall(Recording):
     def keeps(self, arrays: Sequence[Any], site: Site) -> bool:
         """Whether these arrays are small, or there is room for them. The same for a value and all its gradients."""
         size = sum(x.size * getattr(x.dtype, "itemsize", 8) for x in arrays)
-        if self.iterations is None or size * self.iterations > SMALL_IN_LOOPS:
+        # Of a `while_loop`, whose length is not known, the last iteration alone is recorded.
+        in_loops = size * math.prod(loop.length for loop in self.loops if loop.length is not None)
+        if in_loops > SMALL_IN_LOOPS:
             return False
         if size <= SMALL:
             return True
         if site not in self._roomy:
-            self._room[0] -= size * self.iterations
+            self._room[0] -= in_loops
             self._roomy[site] = self._room[0] >= 0
         return self._roomy[site]

@@ -17,6 +17,7 @@ from sonde import _jax
 from sonde.core.interpret.handler import Rebinding
 from sonde.core.interpret.rewrite import rebound, rewrite
 from sonde.core.interpret.trace import RULES, SiteTrace
+from sonde.core.interpret.where import Loop
 from sonde.core.marks.axes import Axis
 from sonde.core.marks.operands import TOKEN_TYPE as INDEX_TYPE
 from sonde.core.marks.operands import operands_of
@@ -32,7 +33,7 @@ def scan_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
     length, reverse = params["length"], params["reverse"]
     xs = handler.loop_steps(length, reverse)
     steps = [_jax.mapped_type(_jax.typeof(x), length, 0) for x in xs]
-    rewritten = rewrite(body, handler, steps, length=length)
+    rewritten = rewrite(body, handler, steps, loop=Loop(None, length))
     inputs = rewritten.inputs(handler)
     once = rewritten.deduplicated
     wider = _jax.scan_params(params, once.jaxpr, n_consts=len(inputs), n_xs=len(xs), n_ys=once.n_extra)

@@ -24,6 +24,7 @@ from sonde.core.interpret.items import build_items
 from sonde.core.interpret.rewrite import Rewritten, rebound, rewrite
 from sonde.core.interpret.rules.loop_carry import LoopState, gate_from_outside
 from sonde.core.interpret.trace import RULES, SiteTrace, check_may_miss_all
+from sonde.core.interpret.where import Loop
 from sonde.core.marks.batch_like import repeated
 from sonde.core.marks.operands import TOKEN, WRITTEN_DOWN, operands_of
 from sonde.core.marks.primitive import bind_site, site_p
@@ -135,7 +136,7 @@ class _Part:
         # On a mesh, the number of the iteration varies where the test does.
         axes = _jax.varying_axes_of_type(active)
         index_type = _jax.typeof(_jax.varying_over(np.zeros((), np.int32), axes)) if axes else INDEX_TYPE
-        self.new: Rewritten = rewrite(jaxpr, handler, [index_type] * self.numbered)
+        self.new: Rewritten = rewrite(jaxpr, handler, [index_type] * self.numbered, loop=Loop(None, None))
         self.front = [*self.new.inputs(handler), *consts]
 
     def run(self, front: Sequence[Any], carry: Sequence[Any], count: Any) -> tuple[list[Any], list[Any]]:
