@@ -102,7 +102,7 @@ class Paths:
 
     def may_have(self, relative: str) -> bool:
         """Whether a site whose path ends in this may be at one of the paths."""
-        return any(_ends_in(path, relative) for path in self._by_last.get(relative.rpartition("/")[2], ()))
+        return any(_may_end_in(path, relative) for path in self._by_last.get(relative.rpartition("/")[2], ()))
 
     def have(self, path: str) -> bool:
         """Whether a whole path, with a `*` for each named loop, or that of one of its rows, is among them."""
@@ -114,17 +114,6 @@ class Paths:
             for names in (path_here.split("/") for path_here in self._by_last.get(parts[-1], ()))
             if len(names) == len(parts)
         )
-
-
-def _ends_in(path: str, relative: str) -> bool:
-    """Whether a path ends in another one, apart from the stars and numbers of named loops."""
-    names = path.split("/")
-    for name in reversed(relative.split("/")):
-        while names and names[-1] != name and (names[-1] == STAR or names[-1].isdecimal()):
-            names.pop()
-        if not names or names.pop() != name:
-            return False
-    return True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from sonde.core.marks.axes import Axis
 LEAF = jax.tree.structure(0)
 
 
+@dataclasses.dataclass(init=False, eq=False, repr=False, slots=True, weakref_slot=True)
 class Site:
     """One marked point of a program. Compared by identity.
 
@@ -44,23 +45,6 @@ class Site:
         supply: What an edit needs here, if this asks the edit for it and is no site of the program
             (`plan.Supply`).
     """
-
-    __slots__ = (
-        "__weakref__",
-        "_file",
-        "_line",
-        "arrays",
-        "depths",
-        "grads",
-        "handlers",
-        "has_gradient",
-        "in_place",
-        "path",
-        "statics",
-        "supply",
-        "tag",
-        "tree",
-    )
 
     path: str
     tree: Any

@@ -86,26 +86,6 @@ class Session:
         has_ended: Whether it has ended.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_jax_state",
-        "_state_before",
-        "_undo",
-        "boundary",
-        "call_stack",
-        "converted_modules",
-        "frame",
-        "handler",
-        "has_ended",
-        "has_suspendable_scopes",
-        "inside",
-        "lost",
-        "outer",
-        "runs",
-        "scope",
-        "started_in",
-    )
-
     def __init__(
         self,
         handler: Handler | None = None,
@@ -231,8 +211,6 @@ def with_capture_state(value: CaptureState | None) -> contextlib.AbstractContext
 
 class _SessionWith(Session):
     """A block in which captures want something else; code that it calls runs under the same trace."""
-
-    __slots__ = ("_wanted",)
 
     def __init__(self, wanted: CaptureState, started_in: weakref.ref[Session] | None = None) -> None:
         super().__init__(started_in=started_in)

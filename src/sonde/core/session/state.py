@@ -43,20 +43,6 @@ class CaptureState:
         methods: The methods of modules whose arguments and results any of them wants.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "depth",
-        "edits",
-        "grads",
-        "inside",
-        "methods",
-        "modules",
-        "plans",
-        "seen_below",
-        "sees_all",
-        "sows",
-    )
-
     def __new__(  # noqa: D102 (the class says what it takes)
         cls,
         grads: bool,
