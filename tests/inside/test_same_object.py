@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import sonde
-from sonde.inside.libraries import keras_masks
+from sonde.inside.libraries.changes import share_masks
 from sonde.inside.same_object import _SAME, is_same, note, note_all, same_as
 
 
@@ -41,7 +41,7 @@ def test_what_a_library_keeps_belongs_to_all_of_them(monkeypatch):
     library = types.ModuleType("library")
     library.get_tensor_attr = lambda array, name: kept.get((id(array), name))
     library.set_tensor_attr = lambda array, name, value: kept.update({(id(array), name): value})
-    get, give = (change.new for change in keras_masks.changes(library))
+    get, give = (change.new for change in share_masks(library))
 
     @jax.jit
     def f(x):

@@ -4,7 +4,7 @@ A value that passes through its site comes out as another object. Code that was 
 of arrays, as `equinox.tree_at` does to find a leaf in a tree, must get the answer that it gets without marks. So what
 comes out of a site counts as the same object as what went in. Not while an edit runs: the value that comes out may then
 be a new one. What a library stores about an array by its identity belongs to all of these objects, also while an edit
-runs: Keras stores masks in this way (`libraries/keras_masks.py`).
+runs: Keras stores masks in this way (`libraries/changes.py`).
 """
 
 from __future__ import annotations

@@ -96,4 +96,4 @@ def inside_request(inside: object) -> InsideRequest | None:
 
 def change_libraries(changes: _jax.InPlace) -> None:
     """Adds what must be changed in other libraries while a capture runs to the changes that sessions make."""
-    importlib.import_module("sonde.inside.libraries").add_changes(changes)
+    importlib.import_module("sonde.inside.libraries.changes").add_changes(changes)

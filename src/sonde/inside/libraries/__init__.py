@@ -1,29 +1,5 @@
-"""Other libraries: how their modules are observed, and what must be changed in them while a capture runs.
+"""Other libraries: `changes` is what must be changed in them while a capture runs, `registry` finds their models.
 
-One file for each. None of the libraries is imported, and none of the files is loaded, before the program has imported
-the library.
+How the modules of a library are observed is in a file of its own, which is loaded when the program has imported the
+library and looks into one of its models.
 """
-
-from __future__ import annotations
-
-import importlib
-from types import ModuleType
-
-from sonde import _jax
-
-# For a module of a library, the file here that changes it while captures run, also those without `inside=`.
-_CHANGED = {
-    "equinox.internal._noinline": "equinox_noinline",
-    "flax.core.axes_scan": "flax_scan",
-    "keras.src.backend.common.masking": "keras_masks",
-}
-
-
-def add_changes(changes: _jax.InPlace) -> None:
-    """Adds the changes to libraries to those that sessions make, as soon as each library is imported."""
-    for module, file in _CHANGED.items():
-        _jax.when_loaded(module, lambda loaded, file=file: changes.add(*_changes_in(file, loaded)))
-
-
-def _changes_in(file: str, loaded: ModuleType) -> tuple[_jax.Change, ...]:
-    return tuple(importlib.import_module(f"{__name__}.{file}").changes(loaded))
