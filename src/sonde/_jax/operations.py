@@ -241,9 +241,9 @@ def with_other_callbacks(
             return jaxpr
         eqns = []
         for eqn in inner.eqns:
-            new = with_other_callbacks(eqn.primitive, eqn.params, change, prints=prints)
-            if new is not None:
-                eqns.append(eqn if new is eqn.params else eqn.replace(params=new))
+            changed_params = with_other_callbacks(eqn.primitive, eqn.params, change, prints=prints)
+            if changed_params is not None:
+                eqns.append(eqn if changed_params is eqn.params else eqn.replace(params=changed_params))
         return with_equations(jaxpr, eqns, inner.outvars, inner.effects)
 
     return with_jaxprs(params, changed)

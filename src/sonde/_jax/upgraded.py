@@ -131,8 +131,8 @@ def _custom_vjp(operation: Any) -> Callable[..., list[Any]]:
         cotangent = operation.out_tree.unflatten(zeros)
         rule = getattr(operation, "vjp_bwd_retval_logs", None)  # 0.12; what is logged is refused by `plain_call`
         arguments = trees[0].unflatten(saved), cotangent
-        found = operation.vjp_bwd_retval(*arguments) if rule is None else rule(*arguments)[0]
-        flat = operation.in_tree.flatten_up_to(found)
+        returned = operation.vjp_bwd_retval(*arguments) if rule is None else rule(*arguments)[0]
+        flat = operation.in_tree.flatten_up_to(returned)
         return tuple(_instantiated(c, aval) for c, aval in zip(flat, operation.in_avals_flat))
 
     function.defvjp(forward, backward, symbolic_zeros=True)

@@ -241,17 +241,17 @@ class _KnownRequests:
 
     def request(self, parts: tuple[Any, ...]) -> Request:
         """The request with these attributes."""
-        known = self._requests.get(parts)
-        if known is None:
-            known = self._requests[parts] = Request(*parts)
-        return known
+        request_for = self._requests.get(parts)
+        if request_for is None:
+            request_for = self._requests[parts] = Request(*parts)
+        return request_for
 
     def active(self, requests: tuple[tuple[int, Request], ...]) -> ActiveRequests:
         """Requests in force together, each with the depth of its capture."""
-        known = self._active.get(requests)
-        if known is None:
-            known = self._active[requests] = ActiveRequests(requests)
-        return known
+        together = self._active.get(requests)
+        if together is None:
+            together = self._active[requests] = ActiveRequests(requests)
+        return together
 
 
 _KNOWN = _KnownRequests()

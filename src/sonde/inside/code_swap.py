@@ -122,12 +122,12 @@ def marks_of(function: FunctionType) -> FunctionMarks | None:
         if entry.marks is not None:
             return entry.marks
         code = entry.own
-    known = _known.get(id(code))
-    if known is None or (known[1] is None and known[2] is not file_named(code.co_filename)):
+    entry_of_code = _known.get(id(code))
+    if entry_of_code is None or (entry_of_code[1] is None and entry_of_code[2] is not file_named(code.co_filename)):
         marks_or_reason = function_of(code, function.__globals__, function.__qualname__)
         marks = marks_or_reason if isinstance(marks_or_reason, FunctionMarks) else None
-        known = _known[id(code)] = (code, marks, None if marks is not None else file_named(code.co_filename))
-    return known[1]
+        entry_of_code = _known[id(code)] = (code, marks, None if marks is not None else file_named(code.co_filename))
+    return entry_of_code[1]
 
 
 def functions_of(files: Collection[str]) -> list[tuple[FunctionType, FunctionMarks | None]]:

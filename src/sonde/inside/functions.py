@@ -68,10 +68,10 @@ def _collect_from(node: Any, prefix: str, parent: int | None, found: list[tuple[
             decorators = [] if is_lambda else node.decorator_list
             line = min([node.lineno, *(d.lineno for d in decorators)])
             start = (node.body.lineno, node.body.col_offset) if is_lambda else None
-            new = Function(len(found), prefix + name, line, node.end_lineno or line, start, parent, _reason(node))
-            parent = new.index
+            function = Function(len(found), prefix + name, line, node.end_lineno or line, start, parent, _reason(node))
+            parent = function.index
             setattr(node, INDEX, parent)  # copies of the tree have it too
-            found.append((node, new))
+            found.append((node, function))
         for part in _around(node):
             _collect_from(part, prefix, parent, found)
         for part in [node.body] if is_lambda else node.body:

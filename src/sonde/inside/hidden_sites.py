@@ -52,23 +52,23 @@ def shown(jaxpr: Any) -> Any:
         return jaxpr
     if not all(state.may_miss(site_equation.site) for site_equation in sites_inside(jaxpr)):
         return jaxpr
-    new = without_sites(_jax.open_jaxpr(jaxpr))
-    if new is _jax.open_jaxpr(jaxpr):
+    hidden = without_sites(_jax.open_jaxpr(jaxpr))
+    if hidden is _jax.open_jaxpr(jaxpr):
         return jaxpr
-    used = {v for eqn in new.eqns for v in eqn.invars if type(v) is _jax.Var}.union(
-        v for v in new.outvars if type(v) is _jax.Var
+    used = {v for eqn in hidden.eqns for v in eqn.invars if type(v) is _jax.Var}.union(
+        v for v in hidden.outvars if type(v) is _jax.Var
     )
     # A traced constant stays: this table must not keep it alive.
     lacking = {
         i: x
-        for i, (v, x) in enumerate(zip(new.constvars, jaxpr.consts))
+        for i, (v, x) in enumerate(zip(hidden.constvars, jaxpr.consts))
         if v not in used and not isinstance(x, _jax.Tracer)
     }
-    new = _jax.with_constants(jaxpr, new, [i for i in range(len(jaxpr.consts)) if i not in lacking])
-    _HIDDEN.set(new, _Marked(jaxpr, lacking))
-    if _jax.open_jaxpr(new) is not new:
-        _HIDDEN.set(_jax.open_jaxpr(new), _Marked(_jax.open_jaxpr(jaxpr), lacking))
-    return new
+    hidden = _jax.with_constants(jaxpr, hidden, [i for i in range(len(jaxpr.consts)) if i not in lacking])
+    _HIDDEN.set(hidden, _Marked(jaxpr, lacking))
+    if _jax.open_jaxpr(hidden) is not hidden:
+        _HIDDEN.set(_jax.open_jaxpr(hidden), _Marked(_jax.open_jaxpr(jaxpr), lacking))
+    return hidden
 
 
 def _to_evaluate(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:

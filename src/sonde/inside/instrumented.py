@@ -165,8 +165,8 @@ class FunctionMarks:
         marks = names.split()
         start = len(args) - len(marks)
         with self:
-            new = [marked(x, name, frame, state, depths) for x, name in zip(args[start:], marks)]
-            return marked(body(*args[:start], *new), "return", frame, state, depths, is_kept=is_kept)
+            marked_args = [marked(x, name, frame, state, depths) for x, name in zip(args[start:], marks)]
+            return marked(body(*args[:start], *marked_args), "return", frame, state, depths, is_kept=is_kept)
 
     def same(self, a: Any, b: Any) -> bool:
         """`a is b`."""

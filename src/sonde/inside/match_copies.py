@@ -161,14 +161,14 @@ class ArrayMatcher:
         """The place of the module that a module is a copy of; see `CopyFinder.find`."""
         sources = Sources(self.followed)
         array_sources = [sources.of(x) for x in arrays_of(module)]
-        rest = rest_of(module)
-        place = self._place(stack, type(module), array_sources, rest, sources, _shapes(module), is_called)
+        other_parts = rest_of(module)
+        place = self._place(stack, type(module), array_sources, other_parts, sources, _shapes(module), is_called)
         copies = []
         for segment in stack.segments:
             arrays = tuple(
                 source.numbers.get(id(segment.description), tuple(source.values)) for source in array_sources
             )
-            copies.append(Copy(type(module), arrays, rest, _shapes(module)))
+            copies.append(Copy(type(module), arrays, other_parts, _shapes(module)))
         return place, copies
 
     def find_again(self, stack: CallStack, key: CopyKey, values: Sequence[Any] | None) -> tuple[Place, int] | None:
@@ -237,34 +237,38 @@ class ArrayMatcher:
         stack: CallStack,
         cls: type,
         array_sources: Sequence[Source],
-        rest: Any,
+        other_parts: Any,
         sources: Sources,
         shapes: Sequence[tuple[int, ...]],
         is_called: bool = True,
     ) -> tuple[Place, int] | None:
-        left = self._candidates(stack, cls, [source.ends for source in array_sources], sources)
-        best = max((c.score for c in left), default=0)
+        candidates = self._candidates(stack, cls, [source.ends for source in array_sources], sources)
+        best = max((c.score for c in candidates), default=0)
         if best:
-            left = [c for c in left if c.score == best]
-            if any(c.is_given for c in left):
-                self._meet_model(stack, left[0].module)
+            candidates = [c for c in candidates if c.score == best]
+            if any(c.is_given for c in candidates):
+                self._meet_model(stack, candidates[0].module)
         elif not shapes:
-            left = _innermost([c for c in left if not arrays_of(c.module) and _same(rest_of(c.module), rest)])
+            candidates = _innermost(
+                [c for c in candidates if not arrays_of(c.module) and _same(rest_of(c.module), other_parts)]
+            )
         elif any(source.is_lost for source in array_sources):
-            left = _innermost([c for c in left if _could_be(shapes, c.module)])
+            candidates = _innermost([c for c in candidates if _could_be(shapes, c.module)])
         else:
-            left = [c for c in left if c.is_given and not c.place.text]
-            left = [c for c in left if self._stands_in(stack, c.module, array_sources, sources, is_called)]
-        if len(left) > 1:
-            left = [c for c in left if _same(rest_of(c.module), rest)] or left
-        if len(left) > 1:
-            left = _called_with(stack, left) or left
+            candidates = [c for c in candidates if c.is_given and not c.place.text]
+            candidates = [c for c in candidates if self._stands_in(stack, c.module, array_sources, sources, is_called)]
+        if len(candidates) > 1:
+            candidates = [c for c in candidates if _same(rest_of(c.module), other_parts)] or candidates
+        if len(candidates) > 1:
+            candidates = _called_with(stack, candidates) or candidates
         # The model may be part of a larger one, or of a copy.
-        if len(left) > 1 and any(c.root is stack.root for c in left):
-            left = [c for c in left if type(c.root) is type(stack.root)]
-        if not left:
+        if len(candidates) > 1 and any(c.root is stack.root for c in candidates):
+            candidates = [c for c in candidates if type(c.root) is type(stack.root)]
+        if not candidates:
             return None
-        return (left[0].place, left[0].level) if len(left) == 1 else _named_after_all(stack, left)
+        return (
+            (candidates[0].place, candidates[0].level) if len(candidates) == 1 else _named_after_all(stack, candidates)
+        )
 
     def _candidates(self, stack: CallStack, cls: type, ends: Sequence[set[int]], sources: Sources) -> list[_Candidate]:
         by_path: dict[str, _Candidate] = {}
@@ -279,19 +283,21 @@ class ArrayMatcher:
                     if type(value) is not cls:
                         continue
                     place_here = place.below("/".join(map(str, path)))
-                    known = by_path.get(text := stack.absolute(place_here, level))
+                    at_same_path = by_path.get(text := stack.absolute(place_here, level))
                     in_model = is_given and root is stack.root
                     more = self._arrays_in_trees(path) if in_model else []
                     score = max((_score(ends, arrays, sources) for arrays in (arrays_of(value), *more)), default=0)
-                    if known is None:
+                    if at_same_path is None:
                         by_path[text] = _Candidate(place_here, level, value, score, inner + i, is_given, root)
                         continue
                     if in_model:
-                        known.root = root
-                    if score > known.score:  # another copy of the same original: a model before and after some steps
-                        known.module, known.score, known.is_given = value, score, is_given
-                    if known.level == level:
-                        known.inner = inner + i
+                        at_same_path.root = root
+                    if (
+                        score > at_same_path.score
+                    ):  # another copy of the same original: a model before and after some steps
+                        at_same_path.module, at_same_path.score, at_same_path.is_given = value, score, is_given
+                    if at_same_path.level == level:
+                        at_same_path.inner = inner + i
         return list(by_path.values())
 
     def _arrays_in_trees(self, path: Sequence[Any]) -> list[list[Any]]:
@@ -303,15 +309,15 @@ class ArrayMatcher:
         return arrays
 
 
-def _innermost(left: list[_Candidate]) -> list[_Candidate]:
-    return [c for c in left if c.inner == max(c.inner for c in left)]
+def _innermost(candidates: list[_Candidate]) -> list[_Candidate]:
+    return [c for c in candidates if c.inner == max(c.inner for c in candidates)]
 
 
-def _called_with(stack: CallStack, left: list[_Candidate]) -> list[_Candidate]:
+def _called_with(stack: CallStack, candidates_of_class: list[_Candidate]) -> list[_Candidate]:
     """The modules, among some, with which the innermost traced function was called that got any of them."""
     for segment in reversed(stack.segments[1:]):
         near = {id(module) for _, argument in segment.known_modules for _, module in everything_in(argument)}
-        if candidates := [c for c in left if id(c.module) in near]:
+        if candidates := [c for c in candidates_of_class if id(c.module) in near]:
             return candidates
     return []
 
@@ -321,8 +327,8 @@ def _score(ends: Sequence[set[int]], arrays: Sequence[Any], sources: Sources) ->
     if not ends:
         return 0
     own_ends = [sources.of(x).ends for x in arrays]
-    known = set[int]().union(*own_ends)
-    score = sum(bool(end & known) for end in ends)
+    all_ends = set[int]().union(*own_ends)
+    score = sum(bool(end & all_ends) for end in ends)
     in_order = len(own_ends) == len(ends) and all(a & b for a, b in zip(ends, own_ends))
     return 2 * score + in_order if score else 0
 
@@ -339,14 +345,14 @@ def _could_be(shapes: Sequence[tuple[int, ...]], other: Any) -> bool:
     )
 
 
-def _named_after_all(stack: CallStack, left: Sequence[_Candidate]) -> tuple[Place, int]:
+def _named_after_all(stack: CallStack, candidates: Sequence[_Candidate]) -> tuple[Place, int]:
     """A place for a module that may be any of several: `blocks/left|right`."""
-    level = left[0].level
-    if any(c.level != level or c.place.absolute != left[0].place.absolute for c in left):
-        level, texts = 0, [stack.absolute(c.place, c.level) for c in left]
+    level = candidates[0].level
+    if any(c.level != level or c.place.absolute != candidates[0].place.absolute for c in candidates):
+        level, texts = 0, [stack.absolute(c.place, c.level) for c in candidates]
     else:
-        texts = [c.place.text for c in left]
+        texts = [c.place.text for c in candidates]
     paths = [text.split("/") for text in texts]
     n = next(i for i in range(len(paths[0]) + 1) if i == len(paths[0]) or len({tuple(p[: i + 1]) for p in paths}) > 1)
     name = "|".join(".".join(path[n:]) for path in paths)
-    return left[0].place._replace(text="/".join([*paths[0][:n], name])), level
+    return candidates[0].place._replace(text="/".join([*paths[0][:n], name])), level

@@ -81,8 +81,10 @@ class Through:
         start = self.inner.__code__.co_argcount - len(defaults)
         while start < len(args) <= start + len(defaults) and args[-1] is defaults[len(args) - 1 - start]:
             args = args[:-1]
-        known = self.inner.__kwdefaults__ or {}
-        return args, {name: x for name, x in kwargs.items() if not (name in known and known[name] is x)}
+        keyword_defaults = self.inner.__kwdefaults__ or {}
+        return args, {
+            name: x for name, x in kwargs.items() if not (name in keyword_defaults and keyword_defaults[name] is x)
+        }
 
 
 def run_call(
@@ -136,14 +138,14 @@ def between_sites(
     keep = _is_kept_by_edits if state.edits else is_kept
     if _has_arrays((args, kwargs), keep):
         with _jax.evaluated_late() if early else contextlib.nullcontext():
-            new = mark_arguments(name, original, args, kwargs, keep, depths)
-        args, kwargs = new if passes else (args, kwargs)
+            marked = mark_arguments(name, original, args, kwargs, keep, depths)
+        args, kwargs = marked if passes else (args, kwargs)
     result = fn(*args, **kwargs)
     if not _has_arrays(result, keep):
         return result
     with _jax.evaluated_late() if early else contextlib.nullcontext():
-        new = mark_result(name, original, result, keep, depths)
-    return new if passes else result
+        marked = mark_result(name, original, result, keep, depths)
+    return marked if passes else result
 
 
 def _has_arrays(value: Any, keep: Callable[[Any], bool]) -> bool:
@@ -204,13 +206,13 @@ def _passing_on(code: types.CodeType) -> types.CodeType:
 
 def modules_in(model: Any) -> Iterator[Any]:
     """A model and all modules inside."""
-    seen: dict[int, Any] = {}
+    visited: dict[int, Any] = {}
     todo = [model]
     while todo:
         value = todo.pop()
-        if id(value) in seen:
+        if id(value) in visited:
             continue
-        seen[id(value)] = value
+        visited[id(value)] = value
         if module_kind(value) is not None:
             yield value
         todo += [child for _, child in children_of(value)]

@@ -9,7 +9,7 @@ from sonde.inside.active_requests import BoundRequest, joined, request_with
 from sonde.inside.libraries.registry import Model, as_model
 from sonde.inside.messages import nearest
 from sonde.inside.method_hooks import modules_in
-from sonde.inside.resolve import Found, LeftOut, find, object_named
+from sonde.inside.resolve import LeftOut, Resolved, find, object_named
 
 
 class Inside:
@@ -44,22 +44,22 @@ class Inside:
         if isinstance(methods, str):
             raise TypeError(f"Inside: methods= takes a list of names, got the string {methods!r}")
         names = frozenset({"__call__", *methods})
-        self._found: list[Found] = []
+        self._resolved: list[Resolved] = []
         models: list[tuple[Any, Model]] = []
         for thing in what:
             named = object_named(thing) if isinstance(thing, str) else None
             model = as_model(thing if named is None else named, names)
             if model is None:
-                self._found.append(find(thing))
+                self._resolved.append(find(thing))
             else:
                 models.append(model)
         _check_methods(methods, models)
-        functions = frozenset().union(*(found.functions for found in self._found))
+        functions = frozenset().union(*(each.functions for each in self._resolved))
         calls = frozenset().union(*(model.calls for _, model in models))
         hooks = frozenset().union(*(model.hooks for _, model in models))
-        named = frozenset().union(*(found.functions for found in self._found if found.by_name))
+        named = frozenset().union(*(each.functions for each in self._resolved if each.by_name))
         self.request = request_with(functions, expressions, names if models else frozenset(), calls, hooks, named)
-        self.bound = BoundRequest(self.request, [thing for thing, _ in models])
+        self.bound = BoundRequest(self.request, [model for model, _ in models])
 
     @property
     def functions(self) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ class Inside:
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
         """Functions of a class, module or package that cannot be looked into: name, file and line, reason."""
-        return tuple(dict.fromkeys(x for found in self._found for x in found.left_out))
+        return tuple(dict.fromkeys(x for each in self._resolved for x in each.left_out))
 
     def __repr__(self) -> str:
         return f"Inside({len(self.request.functions)} functions, {len(self.left_out)} left out)"
@@ -81,7 +81,7 @@ def _check_methods(methods: Sequence[str], models: list[tuple[Any, Model]]) -> N
         raise TypeError(f"Inside: methods={list(methods)!r} is for models, and there is none among the arguments")
     if any(model.hooks for _, model in models):
         return
-    classes = {type(module) for thing, _ in models for module in modules_in(thing)}
+    classes = {type(module) for model, _ in models for module in modules_in(model)}
     for name in methods:
         if classes and not any(hasattr(cls, name) for cls in classes):
             known_methods = {n for cls in classes for n in dir(cls) if not n.startswith("_")}

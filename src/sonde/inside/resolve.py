@@ -47,7 +47,7 @@ class LeftOut(NamedTuple):
     reason: str
 
 
-class Found(NamedTuple):
+class Resolved(NamedTuple):
     """What was found, what had to be left out, and whether a function itself was requested."""
 
     functions: frozenset[FunctionMarks]
@@ -55,7 +55,7 @@ class Found(NamedTuple):
     by_name: bool = False
 
 
-def find(thing: Any) -> Found:
+def find(thing: Any) -> Resolved:
     """The functions that an `inside=` argument means.
 
     Raises:
@@ -80,14 +80,14 @@ def find(thing: Any) -> Found:
     for function in held:
         with contextlib.suppress(InsideError):  # it was not named itself
             parts.append(_asked_for(function))
-    return Found(
+    return Resolved(
         frozenset().union(*(each.functions for each in parts)),
         tuple(out for each in parts for out in each.left_out),
         by_name=True,
     )
 
 
-def _asked_for(function: types.FunctionType) -> Found:
+def _asked_for(function: types.FunctionType) -> Resolved:
     """A function with those in it; raises InsideError if it cannot be looked into."""
     name = f"{function.__module__}.{function.__qualname__}".removeprefix("None.")
     place = short_place(f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}")
@@ -105,11 +105,11 @@ def _written_as(function: types.FunctionType) -> FunctionMarks | str:
     return function_of(function.__code__, function.__globals__, function.__qualname__)
 
 
-def _with_inner(functions: list[FunctionMarks]) -> Found:
+def _with_inner(functions: list[FunctionMarks]) -> Resolved:
     """Functions together with those that are defined in them."""
     every = dict.fromkeys(g for f in functions for g in (f, *f.inner))
     left_out = [LeftOut(f.qualname, f.place, f.reason) for f in every if f.reason is not None]
-    return Found(frozenset(f for f in every if f.reason is None), tuple(left_out))
+    return Resolved(frozenset(f for f in every if f.reason is None), tuple(left_out))
 
 
 def machinery(filename: str) -> str | None:
@@ -126,7 +126,7 @@ def machinery(filename: str) -> str | None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _class(cls: type) -> Found:
+def _class(cls: type) -> Resolved:
     """The methods that are written in the body of a class."""
     functions: list[FunctionMarks] = []
     left_out: list[LeftOut] = []
@@ -145,7 +145,7 @@ def _class(cls: type) -> Found:
         why = next(filter(None, reasons), "it has no methods written in Python")
         raise InsideError(f"inside= cannot look into class {name}: {why}")
     whole = _with_inner(functions)
-    return Found(whole.functions, (*whole.left_out, *left_out))
+    return Resolved(whole.functions, (*whole.left_out, *left_out))
 
 
 def methods_of(cls: type) -> list[types.FunctionType]:
@@ -175,7 +175,7 @@ def _import_parts(module: types.ModuleType) -> None:
             getattr(module, name, None)
 
 
-def _modules(names: list[str], asked: set[str]) -> Found:
+def _modules(names: list[str], asked: set[str]) -> Resolved:
     """All functions in the files of some modules, and those that these re-export from their own package."""
     functions: dict[FunctionMarks, None] = {}
     left_out: list[LeftOut] = []
@@ -217,7 +217,7 @@ def _modules(names: list[str], asked: set[str]) -> Found:
             else "it has no functions; what a package imports later must be imported first"
         )
         raise InsideError(f"inside= cannot look into {', '.join(sorted(asked))}: {reason}")
-    return Found(usable, tuple(left_out))
+    return Resolved(usable, tuple(left_out))
 
 
 def _written_in(files: dict[str, SourceFile]) -> tuple[list[FunctionMarks], list[LeftOut]]:
@@ -241,8 +241,8 @@ def _in_cells(module: types.ModuleType) -> tuple[list[FunctionMarks], list[LeftO
     Returns:
         Those that are known, and those that are not.
     """
-    known: dict[FunctionMarks, None] = {}
-    unknown: dict[LeftOut, None] = {}
+    with_marks: dict[FunctionMarks, None] = {}
+    without_marks: dict[LeftOut, None] = {}
     filename = getattr(module, "__file__", None)
     if filename is not None and module.__name__ != "__main__":  # a package: what it makes of text is not by hand
         return [], []
@@ -256,11 +256,11 @@ def _in_cells(module: types.ModuleType) -> tuple[list[FunctionMarks], list[LeftO
             if code.co_filename == filename or machinery(code.co_filename) is not None:
                 continue
             if marks is not None:
-                known[marks] = None
+                with_marks[marks] = None
             elif not _is_generated(function):
                 place = short_place(f"{code.co_filename}:{code.co_firstlineno}")
-                unknown[LeftOut(code.co_qualname, place, str(_written_as(function)))] = None
-    return list(known), list(unknown)
+                without_marks[LeftOut(code.co_qualname, place, str(_written_as(function)))] = None
+    return list(with_marks), list(without_marks)
 
 
 def _is_generated(function: types.FunctionType) -> bool:
@@ -303,7 +303,7 @@ def _shown_by(module: types.ModuleType) -> Iterator[FunctionMarks]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _named(name: str) -> Found:
+def _named(name: str) -> Resolved:
     """`package.module:Class.method`, `package.module`, `package.*`, `package.module:*norm*`, `file.py`, `file.py:f`."""
     file_name, _, in_file = name.rpartition(":") if not name.endswith(".py") else (name, "", "")
     if file_name.endswith(".py"):
@@ -315,27 +315,27 @@ def _named(name: str) -> Found:
         names = [m for m in list(sys.modules) if any(fnmatch.fnmatchcase(m, pattern) for pattern in patterns)]
         if not names:
             raise InsideError(f"inside={name!r}: no module of that name has been imported")
-        asked = set(names)
+        names_written = set(names)
     else:
         thing = _imported(module_name, name)
         if not isinstance(thing, types.ModuleType):
             return find(thing) if not qualname else find(_attribute(thing, qualname, name))
-        names, asked = [module_name], {module_name}
+        names, names_written = [module_name], {module_name}
         if not colon or not qualname:
             return find(thing)
         if not any(c in qualname for c in "*?["):
             written = _written(thing, qualname)
             return find(_attribute(thing, qualname, name)) if written is None else _with_other(written, thing, qualname)
-    found = _modules(names, asked)
-    return found if not colon else _chosen(found, qualname, name)
+    resolved = _modules(names, names_written)
+    return resolved if not colon else _chosen(resolved, qualname, name)
 
 
 def _import_around(pattern: str, asked: str) -> None:
     """Imports the package that a pattern such as `pkg.*` begins with."""
     whole = list(itertools.takewhile(lambda part: not any(c in part for c in "*?["), pattern.split(".")))
-    thing = _imported(".".join(whole), asked) if whole else None
-    if isinstance(thing, types.ModuleType):
-        _import_parts(thing)
+    package = _imported(".".join(whole), asked) if whole else None
+    if isinstance(package, types.ModuleType):
+        _import_parts(package)
 
 
 def object_named(name: str) -> Any:
@@ -345,14 +345,14 @@ def object_named(name: str) -> Any:
         return None
     try:
         if where.endswith(".py"):
-            thing: Any = next((m for m in list(sys.modules.values()) if _is_loaded_from(m, where)), None)
+            named: Any = next((m for m in list(sys.modules.values()) if _is_loaded_from(m, where)), None)
         else:
-            thing = _imported(where or qualname, name)
+            named = _imported(where or qualname, name)
         for part in qualname.split(".") if where else ():
-            thing = thing[int(part)] if part.isdigit() else getattr(thing, part)
+            named = named[int(part)] if part.isdigit() else getattr(named, part)
     except (InsideError, AttributeError, IndexError, TypeError, KeyError):
         return None  # `find` says what is wrong
-    return None if isinstance(thing, (types.FunctionType, types.ModuleType, type)) else thing
+    return None if isinstance(named, (types.FunctionType, types.ModuleType, type)) else named
 
 
 def _is_loaded_from(module: Any, path: str) -> bool:
@@ -362,36 +362,38 @@ def _is_loaded_from(module: Any, path: str) -> bool:
     return os.path.realpath(filename) == os.path.realpath(path)
 
 
-def _written(module: types.ModuleType, qualname: str) -> Found | None:
+def _written(module: types.ModuleType, qualname: str) -> Resolved | None:
     """The functions that are written in a module under a name, whatever their decorators return."""
     filename = getattr(module, "__file__", None)
     if not isinstance(filename, str) or not filename.endswith(".py") or machinery(filename) is not None:
         return None
     file = file_named(filename)
-    wanted = qualname.replace(".<locals>", "")
+    name = qualname.replace(".<locals>", "")
     functions = [] if file is None else _written_in({filename: file})[0]
-    matching = [f for f in functions if f.qualname.replace(".<locals>", "") == wanted]
+    matching = [f for f in functions if f.qualname.replace(".<locals>", "") == name]
     return (
         _with_inner(matching)._replace(by_name=True) if matching and all(f.reason is None for f in matching) else None
     )
 
 
-def _with_other(written: Found, module: types.ModuleType, qualname: str) -> Found:
+def _with_other(written: Resolved, module: types.ModuleType, qualname: str) -> Resolved:
     """Functions that are written under a name, and the one that has the name now, if another was put in their place."""
     try:
-        now = _attribute(module, qualname, "")
+        bound_now = _attribute(module, qualname, "")
     except InsideError:  # the name of an inner function
         return written
-    if not isinstance(now, types.FunctionType):
+    if not isinstance(bound_now, types.FunctionType):
         return written
-    below = {marks_of(function) for function in functions_below(now)}
+    below = {marks_of(function) for function in functions_below(bound_now)}
     if below & written.functions:  # decorated
         return written
-    other = find(now)
-    return Found(written.functions | other.functions, (*written.left_out, *other.left_out), by_name=True)
+    resolved_now = find(bound_now)
+    return Resolved(
+        written.functions | resolved_now.functions, (*written.left_out, *resolved_now.left_out), by_name=True
+    )
 
 
-def _in_file(filename: str, qualname: str, asked: str) -> Found:
+def _in_file(filename: str, qualname: str, asked: str) -> Resolved:
     """The functions of a file."""
     files = {name: file for name in loaded_as(filename) or [filename] if (file := file_named(name)) is not None}
     if not files:
@@ -399,21 +401,21 @@ def _in_file(filename: str, qualname: str, asked: str) -> Found:
     functions, changed = _written_in(files)
     if changed and not functions:
         raise InsideError(f"inside={asked!r}: cannot look into {changed[0].name} ({changed[0].place}): {CHANGED}")
-    found = _with_inner(functions)
-    found = found._replace(left_out=(*found.left_out, *changed))
-    return found if not qualname else _chosen(found, qualname, asked)
+    resolved = _with_inner(functions)
+    resolved = resolved._replace(left_out=(*resolved.left_out, *changed))
+    return resolved if not qualname else _chosen(resolved, qualname, asked)
 
 
-def _chosen(among: Found, qualname: str, name: str) -> Found:
+def _chosen(among: Resolved, qualname: str, name: str) -> Resolved:
     """The functions whose name matches."""
-    wanted = qualname.replace(".<locals>", "")
+    pattern = qualname.replace(".<locals>", "")
     names = {f: f.qualname.replace(".<locals>", "") for f in among.functions}
-    chosen = [f for f in names if fnmatch.fnmatchcase(names[f], wanted)]
-    is_class = not chosen and any(names[f].rpartition(".")[0] == wanted for f in names)
+    chosen = [f for f in names if fnmatch.fnmatchcase(names[f], pattern)]
+    is_class = not chosen and any(names[f].rpartition(".")[0] == pattern for f in names)
     if is_class:
-        wanted = f"{wanted}.*"
-        chosen = [f for f in names if fnmatch.fnmatchcase(names[f], wanted)]
-    left_out = [x for x in among.left_out if fnmatch.fnmatchcase(x.name.replace(".<locals>", ""), wanted)]
+        pattern = f"{pattern}.*"
+        chosen = [f for f in names if fnmatch.fnmatchcase(names[f], pattern)]
+    left_out = [x for x in among.left_out if fnmatch.fnmatchcase(x.name.replace(".<locals>", ""), pattern)]
     if not chosen and left_out:
         out = left_out[0]
         raise InsideError(f"inside={name!r}: cannot look into {out.name} ({out.place}): {out.reason}")
@@ -423,7 +425,7 @@ def _chosen(among: Found, qualname: str, name: str) -> Found:
         )
     whole = _with_inner(chosen)
     is_one = not is_class and not any(c in qualname for c in "*?[")
-    return Found(whole.functions, tuple(dict.fromkeys((*whole.left_out, *left_out))), by_name=is_one)
+    return Resolved(whole.functions, tuple(dict.fromkeys((*whole.left_out, *left_out))), by_name=is_one)
 
 
 def _imported(name: str, asked: str) -> Any:
@@ -443,13 +445,13 @@ def _imported(name: str, asked: str) -> Any:
     raise InsideError(no_module(name, asked))
 
 
-def _attribute(thing: Any, qualname: str, asked: str) -> Any:
+def _attribute(owner_of_part: Any, qualname: str, asked: str) -> Any:
     for part in qualname.split("."):
         try:
-            inner = inspect.getattr_static(thing, part)
+            inner = inspect.getattr_static(owner_of_part, part)
         except AttributeError:
-            near = nearest(part, [n for n in dir(thing) if part.startswith("__") or not n.startswith("__")])
-            owner = getattr(thing, "__name__", thing)
+            near = nearest(part, [n for n in dir(owner_of_part) if part.startswith("__") or not n.startswith("__")])
+            owner = getattr(owner_of_part, "__name__", owner_of_part)
             raise InsideError(f"inside={asked!r}: {owner!r} has no {part!r}; nearest: {near}") from None
-        thing = inner if isinstance(thing, type) else getattr(thing, part)
-    return thing
+        owner_of_part = inner if isinstance(owner_of_part, type) else getattr(owner_of_part, part)
+    return owner_of_part

@@ -95,12 +95,14 @@ def is_made_from(plain: CodeType, code: CodeType, lines: OpenLines) -> bool:
         and set(plain.co_varnames) <= set(code.co_varnames)
     ):
         return False
-    mine, other = _instructions(plain, lines), _instructions(code, lines)
-    if not mine <= other or (mine and not any(place.has_column for place, *_ in mine)):
+    plain_instructions, code_instructions = _instructions(plain, lines), _instructions(code, lines)
+    if not plain_instructions <= code_instructions or (
+        plain_instructions and not any(place.has_column for place, *_ in plain_instructions)
+    ):
         return False
     # What a tool adds has the place of the statement, or one that nothing written in the function has.
     first = plain.co_firstlineno
-    more = [place for place, *_ in other - mine if place.has_column and place.line >= first]
+    more = [place for place, *_ in code_instructions - plain_instructions if place.has_column and place.line >= first]
     if any(place.line not in lines.extended for place in more):
         return False
     made = [c for c in code.co_consts if isinstance(c, CodeType)]
@@ -129,7 +131,7 @@ class _Place(NamedTuple):
 
 def _instructions(code: CodeType, lines: OpenLines) -> set[tuple[_Place, str, str, str]]:
     """The instructions of a function, each with its place."""
-    found: set[tuple[_Place, str, str, str]] = set()
+    instructions: set[tuple[_Place, str, str, str]] = set()
     for instruction in dis.get_instructions(code):
         place = instruction.positions
         if place is None or place.lineno is None or place.lineno in lines.rewritten:
@@ -145,5 +147,5 @@ def _instructions(code: CodeType, lines: OpenLines) -> set[tuple[_Place, str, st
         if isinstance(value, CodeType):
             value = _key(value)
         at = _Place(place.lineno, place.end_lineno, place.col_offset, place.end_col_offset)
-        found.add((at, _ALIKE.get(name, name), type(value).__name__, repr(value)))
-    return found
+        instructions.add((at, _ALIKE.get(name, name), type(value).__name__, repr(value)))
+    return instructions

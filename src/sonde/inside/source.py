@@ -98,9 +98,9 @@ class SourceFile:
         named = [f for f in self.functions if f.qualname in (code.co_qualname, qualname)]
         if not named:
             return None
-        wanted = shape(code)
-        alike = [f for f in named if f.plain is not None and shape(f.plain) == wanted]
-        alike = alike or [f for f in named if self._shapes_anew.get(f.function.index) == wanted]
+        shape_of_code = shape(code)
+        alike = [f for f in named if f.plain is not None and shape(f.plain) == shape_of_code]
+        alike = alike or [f for f in named if self._shapes_anew.get(f.function.index) == shape_of_code]
         for key, own in ((lambda f: f.function.line, code.co_firstlineno), (lambda f: f.function.start, _start(code))):
             same = [f for f in alike if key(f) == own]
             alike = same or alike
@@ -129,9 +129,9 @@ class SourceFile:
     def _marked_code(self, function: FunctionMarks, parts: bool) -> CodeType | None:
         def codes() -> dict[int, CodeType]:
             if parts not in self._marked:
-                found: dict[int, CodeType] = {}
-                self._with_objects(_deep_enough(lambda: self._compiled(parts)), found)
-                self._marked[parts] = found
+                codes_made: dict[int, CodeType] = {}
+                self._with_objects(_deep_enough(lambda: self._compiled(parts)), codes_made)
+                self._marked[parts] = codes_made
             return self._marked[parts]
 
         return _FILES.lock.run(codes).get(function.function.index)
@@ -143,7 +143,7 @@ class SourceFile:
     def _with_objects(self, code: CodeType, found: dict[int, CodeType]) -> CodeType:
         """The code with the placeholder words among its constants replaced by their objects."""
         constants: list[Any] = []
-        mine: int | None = None
+        own_index: int | None = None
         for constant in code.co_consts:
             if isinstance(constant, CodeType):
                 constant = self._with_objects(constant, found)
@@ -151,14 +151,14 @@ class SourceFile:
                 role, index = spoken
                 function = self.functions[index]
                 constant = function if role == "scope" else called_from_c(getattr(FunctionMarks, role), function)
-                mine = index if role == "enter" else mine
+                own_index = index if role == "enter" else own_index
             constants.append(constant)
-        new = code.replace(co_consts=tuple(constants))
-        if mine is not None:
-            found[mine] = new
+        replaced = code.replace(co_consts=tuple(constants))
+        if own_index is not None:
+            found[own_index] = replaced
         else:
-            self._made[id(new)] = new
-        return new
+            self._made[id(replaced)] = replaced
+        return replaced
 
 
 _T = TypeVar("_T")
@@ -252,9 +252,9 @@ def file_named(filename: str, flags: int = 0, *, loaded_by: dict[str, Any] | Non
 
     def file_now() -> SourceFile | None:
         lines = lines_named(filename, loaded_by)
-        known = _FILES.by_name.get(key)
-        if known is not None and (known[0] is lines or known[0] == lines):
-            return known[1]
+        entry = _FILES.by_name.get(key)
+        if entry is not None and (entry[0] is lines or entry[0] == lines):
+            return entry[1]
         file = _read_file(filename, "".join(lines), flags) if lines else None
         _FILES.by_name[key] = (lines, file)
         return file

@@ -50,9 +50,9 @@ def marked_tree(source: str, filename: str, *, parts: bool) -> ast.Module:
     """The tree of a file with marked bodies in it; with the values of calls and operators too, if `parts`."""
     # Parsing a second time is the fastest way to copy the tree, for the unmarked bodies.
     tree, plain = ast.parse(source, filename), _Same().visit(ast.parse(source, filename))
-    known = [function for _, function in functions_in(tree)]
+    functions = [function for _, function in functions_in(tree)]
     bodies = [node.body for node, _ in functions_in(plain)]
-    return _Outside(_File(known, bodies, parts)).visit(tree)
+    return _Outside(_File(functions, bodies, parts)).visit(tree)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -142,11 +142,11 @@ class _Outside(ast.NodeTransformer):
 
 
 def _visited(transformer: ast.NodeTransformer, body: list[ast.stmt]) -> list[ast.stmt]:
-    new: list[ast.stmt] = []
+    visited: list[ast.stmt] = []
     for statement in body:
         result = transformer.visit(statement)
-        new += result if isinstance(result, list) else [] if result is None else [result]
-    return new
+        visited += result if isinstance(result, list) else [] if result is None else [result]
+    return visited
 
 
 def _docstring(body: list[ast.stmt]) -> int:
@@ -239,9 +239,9 @@ class _Inside(_Outside):
         every = _arguments(node)
         inner = ast.arguments([], [_at(ast.arg(x.arg), place) for x in every], None, [], [], None, [])
         names = _at(ast.Constant(" ".join(x.arg for x in self.arguments)), place)
-        given = [_at(ast.Name(x.arg, ast.Load()), place) for x in every]
+        arguments = [_at(ast.Name(x.arg, ast.Load()), place) for x in every]
         body = _at(ast.Lambda(inner, self.visit(node.body)), place)
-        run = _call("get" if _only_gets(plain) else "call", self.index, [body, names, *given], place)
+        run = _call("get" if _only_gets(plain) else "call", self.index, [body, names, *arguments], place)
         if _makes([plain]):
             plain = _Making().visit(copy.deepcopy(plain))
         return _at(ast.IfExp(_call("enter", self.index, [], place), run, plain), place)

@@ -34,13 +34,13 @@ def plain_function(thing: Any) -> types.FunctionType | None:
     return _innermost(thing)[0]
 
 
-def with_wrapped(thing: Any) -> Iterator[Any]:
+def with_wrapped(value: Any) -> Iterator[Any]:
     """An object, what it says that it wraps, what that wraps, and so on."""
     for _ in range(_MOST):
-        if thing is None:
+        if value is None:
             return
-        yield thing
-        thing = None if isinstance(thing, type) else _callable_in(thing, _SAID)
+        yield value
+        value = None if isinstance(value, type) else _callable_in(value, _SAID)
 
 
 def functions_below(value: Any, depth: int = _DEEP) -> Iterator[types.FunctionType]:
@@ -58,13 +58,13 @@ def functions_below(value: Any, depth: int = _DEEP) -> Iterator[types.FunctionTy
             yield from functions_below(x, depth - 1)
 
 
-def _parts_of(thing: Any) -> list[Any]:
+def _parts_of(value: Any) -> list[Any]:
     """The functions of a property, those that `functools.singledispatch` chooses from, or the thing itself."""
-    if isinstance(thing, property):
-        return [thing.fget, thing.fset, thing.fdel]
-    thing = getattr(thing, "dispatcher", thing) if isinstance(thing, functools.singledispatchmethod) else thing
-    registry = getattr(thing, "registry", None) if hasattr(thing, "dispatch") else None
-    return list(registry.values()) if isinstance(registry, types.MappingProxyType) else [thing]
+    if isinstance(value, property):
+        return [value.fget, value.fset, value.fdel]
+    value = getattr(value, "dispatcher", value) if isinstance(value, functools.singledispatchmethod) else value
+    registry = getattr(value, "registry", None) if hasattr(value, "dispatch") else None
+    return list(registry.values()) if isinstance(registry, types.MappingProxyType) else [value]
 
 
 def _meant(thing: Any, depth: int) -> Iterator[types.FunctionType]:

@@ -273,8 +273,8 @@ def _rebuilt(value: Any, leaves: Iterator[Any]) -> Any:
         tree = jax.tree.structure(value)
         return jax.tree.unflatten(tree, itertools.islice(leaves, tree.num_leaves))
     if type(value) is dict:
-        new = {key: _rebuilt(value[key], leaves) for key in sorted(value)}
-        return {key: new[key] for key in value}
+        by_sorted_key = {key: _rebuilt(value[key], leaves) for key in sorted(value)}
+        return {key: by_sorted_key[key] for key in value}
     parts = [_rebuilt(part, leaves) for part in value]
     if type(value) is list:
         return parts

@@ -34,20 +34,20 @@ class Callbacks:
 
     def safe(self, primitive: Any, params: dict[str, Any]) -> dict[str, Any] | None:
         """The parameters of an equation whose functions do not raise; None if the equation is to be left out."""
-        known = self._safe.get(id(params))
-        if known is None:
+        entry = self._safe.get(id(params))
+        if entry is None:
             changed = params
             if _jax.has_callbacks(primitive, params):
                 changed = _jax.with_other_callbacks(primitive, params, self._function)
-            known = self._safe[id(params)] = (params, changed)
-        return known[1]
+            entry = self._safe[id(params)] = (params, changed)
+        return entry[1]
 
     def _function(self, callback: Any, types: Sequence[Any], has_effects: bool) -> Callable[..., Any]:
-        known = self._functions.get(id(callback))
-        if known is None:
+        entry = self._functions.get(id(callback))
+        if entry is None:
             safe = self._without_raising(callback, types, has_effects)
-            known = self._functions[id(callback)] = (callback, safe)
-        return known[1]
+            entry = self._functions[id(callback)] = (callback, safe)
+        return entry[1]
 
     def _without_raising(self, callback: Any, types: Sequence[Any], has_effects: bool) -> Callable[..., Any]:
         original = getattr(callback, "original", callback)

@@ -151,8 +151,8 @@ def flatten(jaxpr: Any, around: Equation | None = None) -> Level:
     inner = _jax.open_jaxpr(jaxpr)
     inputs = [level.slot(v.aval) for v in inner.invars]
     level.n_inputs = len(inputs)
-    known = Surroundings() if around is None else Surroundings(around.sources, around.names, around.backward)
-    level.outputs = _inline(level, jaxpr, inputs, known)
+    surroundings = Surroundings() if around is None else Surroundings(around.sources, around.names, around.backward)
+    level.outputs = _inline(level, jaxpr, inputs, surroundings)
     return level
 
 
@@ -181,11 +181,11 @@ def _outputs_of(level: Level, eqn: Any, operands: list[int], around: Surrounding
     if primitive is marker_p:
         return operands[:-1]
     if primitive is plain_p:
-        kept = operands[: len(operands) - params["view"].gives_token(params["site"])]
-        for slot in kept:
+        passed_operands = operands[: len(operands) - params["view"].gives_token(params["site"])]
+        for slot in passed_operands:
             mark = Mark(params["site"], params["view"], around.names, len(level.equations), again=True)
             level.marks.setdefault(slot, []).append(mark)
-        return kept
+        return passed_operands
     program = program_inside(primitive, params, operands, [level.types[slot] for slot in operands])
     if program is not None:
         return _inline(level, *program, around)

@@ -99,10 +99,10 @@ class Values:
 
     def host(self, slot: int) -> np.ndarray:
         """The value of a slot as a NumPy array."""
-        known = self._host.get(slot)
-        if known is None:
-            known = self._host[slot] = on_host(self[slot])
-        return known
+        array = self._host.get(slot)
+        if array is None:
+            array = self._host[slot] = on_host(self[slot])
+        return array
 
     def put(self, values: dict[int, Any]) -> None:
         """Takes other values for slots that are known before the program runs."""

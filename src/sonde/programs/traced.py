@@ -83,8 +83,10 @@ def from_flat(
     invars = [*opened.invars[n:], *opened.invars[:n]]
     moved = opened.replace(invars=invars, debug_info=opened.debug_info.with_unknown_names())
     closed = _jax.close_jaxpr(moved)
-    kept = _kept_inputs(closed)
-    return Program(kept, tuple(inputs), tuple(constants), tuple(input_names), tuple(output_names), kept is not closed)
+    keeping = _kept_inputs(closed)
+    return Program(
+        keeping, tuple(inputs), tuple(constants), tuple(input_names), tuple(output_names), keeping is not closed
+    )
 
 
 def _kept_inputs(jaxpr: Any) -> Any:
@@ -99,6 +101,6 @@ def _kept_inputs(jaxpr: Any) -> Any:
         if any(params.get("donated_invars") or ()):
             params = {**params, "donated_invars": (False,) * len(params["donated_invars"])}
         eqns.append(eqn if params is eqn.params else eqn.replace(params=params))
-    if all(new is old for new, old in zip(eqns, opened.eqns)):
+    if all(eqn is before for eqn, before in zip(eqns, opened.eqns)):
         return jaxpr
     return _jax.with_equations(jaxpr, eqns, opened.outvars, opened.effects)

@@ -213,8 +213,10 @@ class _Unrolling:
             (again,) = self.run(test, [*tested, *carry])
             if not bool(np.any(self.tape.array(again))):
                 return carry
-            new = self.run(body, [*consts, *carry])
-            carry = self.step("select", [again, *new, *carry], _carried_on) if self.tape.array(again).ndim else new
+            carried = self.run(body, [*consts, *carry])
+            carry = (
+                self.step("select", [again, *carried, *carry], _carried_on) if self.tape.array(again).ndim else carried
+            )
 
 
 def _sites_after(level: Level) -> list[str]:

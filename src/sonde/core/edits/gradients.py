@@ -93,10 +93,16 @@ def _transpose(cotangents: Any, *args: Any, edit: GradientEdit, n: int, axes: tu
     cotangents = [ad.instantiate_zeros(ct) for ct in cotangents]
 
     def of_example(*flat: Any) -> list[Any]:
-        given, flag, operands = list(flat[:n]), flat[n], flat[n + 1 :]
+        cotangents_of_example, flag, operands = list(flat[:n]), flat[n], flat[n + 1 :]
         if not isinstance(flag, _jax.Tracer):
-            return edit.of_example(given, operands) if bool(flag) else given
-        return jax.lax.cond(flag, edit.of_example, lambda given, _: given, given, operands)
+            return edit.of_example(cotangents_of_example, operands) if bool(flag) else cotangents_of_example
+        return jax.lax.cond(
+            flag,
+            edit.of_example,
+            lambda cotangents_of_example, _: cotangents_of_example,
+            cotangents_of_example,
+            operands,
+        )
 
     changed = per_example(of_example, axes, len(args))(*cotangents, *args[n:])
     return [*changed, *[None] * (len(args) - n)]

@@ -266,8 +266,8 @@ def mark_arrays(
     instead = _Kept if has_edits else str
     for i, x in kept_leaves.items():
         leaves[i] = instead(f"<{type(x).__name__}>")
-    new = mark(jax.tree.unflatten(tree, leaves), name, tag=tag, code=code, depth=2, depths=depths)
-    marked = iter(jax.tree.leaves(new, is_leaf=lambda x: isinstance(x, _Kept)))
+    marked_tree = mark(jax.tree.unflatten(tree, leaves), name, tag=tag, code=code, depth=2, depths=depths)
+    marked = iter(jax.tree.leaves(marked_tree, is_leaf=lambda x: isinstance(x, _Kept)))
     return jax.tree.unflatten(tree, [kept_leaves.get(i, x) for i, x in enumerate(marked)])
 
 

@@ -43,6 +43,17 @@ class CaptureState:
         methods: The methods of modules whose arguments and results any of them wants.
     """
 
+    grads: bool
+    edits: bool
+    depth: int
+    modules: tuple[Any, ...]
+    inside: ActiveRequests | None
+    sows: bool
+    plans: tuple[Any, ...]
+    sees_all: bool
+    seen_below: int | None
+    methods: frozenset[str]
+
     def __new__(  # noqa: D102 (the class says what it takes)
         cls,
         grads: bool,

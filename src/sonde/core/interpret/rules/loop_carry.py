@@ -79,11 +79,11 @@ class LoopState:
         """How many times every element has run before the loop."""
         return _jax.zeros_of_type(self.active.update(dtype=jnp.dtype("int32"), weak_type=False))
 
-    def empty(self, types: Sequence[Any], known: Sequence[Any] = ()) -> list[Any]:
+    def empty(self, types: Sequence[Any], values: Sequence[Any] = ()) -> list[Any]:
         """What is carried before the first iteration: `known` where it is not None, otherwise zeros."""
-        known = known or [None] * len(types)
+        values = values or [None] * len(types)
         chosen = frozenset(self.chosen)
-        zeros = [_jax.zeros_of_type(t) if i in chosen and known[i] is None else known[i] for i, t in enumerate(types)]
+        zeros = [_jax.zeros_of_type(t) if i in chosen and values[i] is None else values[i] for i, t in enumerate(types)]
         start = self.first(zeros)
         return start if self.last == 1 else [jnp.stack([x] * self.last, axis=self.n) for x in start]
 

@@ -40,7 +40,7 @@ class _Follow(Rebinding):
 
     def of_custom_call(self, outs: Sequence[Any]) -> list[Any]:
         """The outputs, mapped in the same way whether or not they go through a site."""
-        followed = sorted({j for leaves in self.follows.values() for others in leaves for j in others})
+        followed = sorted({j for leaves in self.follows.values() for operands in leaves for j in operands})
         return along(outs, [self.values[j] for j in followed])
 
 
@@ -68,9 +68,9 @@ def _sites_by_slot(branch: Any, axis_data: Any, mapped: Sequence[bool]) -> dict[
     """The sites of a branch if these operands are mapped."""
     after = sites_inside(_jax.mapped_jaxpr(branch, axis_data, mapped))
     slots: dict[Any, _Shared] = {}
-    for before, new, sources in zip(sites_inside(branch), after, _sources(branch)):
-        site, axes = new.site, new.view.axes
-        if before.site is not site or not new.view.is_value or new.view.role == "supply":
+    for before, mapped_site, sources in zip(sites_inside(branch), after, _sources(branch)):
+        site, axes = mapped_site.site, mapped_site.view.axes
+        if before.site is not site or not mapped_site.view.is_value or mapped_site.view.role == "supply":
             continue
         types = tuple((t.shape, t.dtype) for t in before.types)
         kind = (path_under(before.names, "", 1) + site.path, site.tag, site.tree, site.arrays, types)
@@ -114,16 +114,16 @@ def _follows(found: Sequence[dict[Any, _Shared]], *, chosen_by_each: bool) -> li
     follows: list[_Follows] = []
     for branch in found:
         shared_sites = {s.site for slot, s in branch.items() if len(of_slot[slot]) > 1}
-        mine: _Follows = {}
+        follows_of_branch: _Follows = {}
         for slot, shared in branch.items():
             if shared.site in shared_sites and (shared.site.grads or not chosen_by_each):
                 later = [i + 1 for i in sorted(sources[slot])] if chosen_by_each else []
-                followed = mine.get(shared.site, [()] * len(shared.varies))
+                followed = follows_of_branch.get(shared.site, [()] * len(shared.varies))
                 lacks = [is_mapped and not has for is_mapped, has in zip(varies[slot], shared.varies)]
-                mine[shared.site] = tuple(
+                follows_of_branch[shared.site] = tuple(
                     (*[0] * (0 in of_leaf or is_lacking), *later) for of_leaf, is_lacking in zip(followed, lacks)
                 )
-        follows.append(mine)
+        follows.append(follows_of_branch)
     return follows
 
 
@@ -131,12 +131,12 @@ def mapped_alike(axis_data: Any, args: Any, dims: Any, branches: Any) -> tuple[A
     """The operands of a cond, where they are mapped, and its branches: with the same axes for sites of one slot."""
     slots = [_sites_by_slot(branch, axis_data, [d is not None for d in dims[1:]]) for branch in branches]
     follows = _follows(slots, chosen_by_each=dims[0] is not None)
-    if not any(of_leaf for mine in follows for leaves in mine.values() for of_leaf in leaves):
+    if not any(of_leaf for follows_of_branch in follows for leaves in follows_of_branch.values() for of_leaf in leaves):
         return args, dims, branches
     number = next(_jax.numbers_along(x, d) for x, d in zip(args, dims) if d is not None)
     number_type = _jax.mapped_type(_jax.typeof(number), axis_data.size, 0)
 
-    def alike(branch: Any, mine: _Follows) -> Any:
-        return rebound(branch, lambda *operands: _Follow(operands, mine), front=[number_type])
+    def alike(branch: Any, follows_of_branch: _Follows) -> Any:
+        return rebound(branch, lambda *operands: _Follow(operands, follows_of_branch), front=[number_type])
 
     return [args[0], number, *args[1:]], [dims[0], 0, *dims[1:]], tuple(map(alike, branches, follows))

@@ -57,27 +57,29 @@ def _with_mesh_axes(
     """An item whose arrays have an axis of length one per mesh axis they vary over, and how these are laid out."""
     n_loops = sum(axis.is_loop for axis in item.view.axes)
     arrays, specs, varying = [], [], []
-    given = item.arrays
+    arrays_inside = item.arrays
     if item.tree is not None and checked and all_axes:
         union = frozenset().union(*map(_jax.varying_axes, item.leaves))
-        given = [*(_jax.varying_over(x, union) for x in item.leaves), *given[len(item.leaves) :]]
-    for array, name in zip(given, item.names):
+        arrays_inside = [*(_jax.varying_over(x, union) for x in item.leaves), *arrays_inside[len(item.leaves) :]]
+    for array, name in zip(arrays_inside, item.names):
         everywhere = name == "token" or not checked
-        mine = [n for n in names if everywhere or n in _jax.varying_axes(array)]
+        names_of_array = [n for n in names if everywhere or n in _jax.varying_axes(array)]
         loops = n_loops if name is None else sum(a.on_extra(name) for a in item.view.axes[:n_loops])
-        arrays.append(lax.expand_dims(array, range(loops, loops + len(mine))) if mine else array)
-        specs.append(_jax.spec_of_shard(array, *[None] * loops, *mine, *[None] * (array.ndim - loops)))
-        varying.append(mine)
+        arrays.append(lax.expand_dims(array, range(loops, loops + len(names_of_array))) if names_of_array else array)
+        specs.append(_jax.spec_of_shard(array, *[None] * loops, *names_of_array, *[None] * (array.ndim - loops)))
+        varying.append(names_of_array)
     leaves, extras = varying[: len(item.leaves)], dict(zip(item.extras, varying[len(item.leaves) :]))
     extras.pop("token", None)
-    used = [n for n in names if any(n in mine for mine in (*leaves, *extras.values()))]
+    used = [n for n in names if any(n in names_of_array for names_of_array in (*leaves, *extras.values()))]
     axes = [
         Axis(
             "mesh",
             mesh.shape[n],
             n,
-            None if all(n in mine for mine in leaves) else tuple(n in mine for mine in leaves),
-            lacking=frozenset(name for name, mine in extras.items() if n not in mine),
+            None
+            if all(n in names_of_array for names_of_array in leaves)
+            else tuple(n in names_of_array for names_of_array in leaves),
+            lacking=frozenset(name for name, names_of_array in extras.items() if n not in names_of_array),
         )
         for n in used
     ]

@@ -77,8 +77,8 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
     def divide(state: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
         """What the program carries, what is kept of body and test, how many times the body ran, the test's answer."""
         n, n_kept = len(init), len(keep.chosen)
-        carry, kept, (count, *rest) = state[:n], state[n : n + n_kept], state[n + n_kept :]
-        return carry, kept, rest[carries_answer:], count, rest[:carries_answer]
+        carry, kept, (count, *answer_and_kept) = state[:n], state[n : n + n_kept], state[n + n_kept :]
+        return carry, kept, answer_and_kept[carries_answer:], count, answer_and_kept[:carries_answer]
 
     def go_on(*flat: Any) -> list[Any]:
         front, state = flat[: len(test.front)], flat[len(test.front) :]
@@ -104,11 +104,11 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
         of_test = _jax.trace_to_jaxpr(go_on, [*map(_jax.typeof, test.front), *types])
         of_step = _jax.trace_to_jaxpr(step, [*map(_jax.typeof, step_front), *types])
         traced = any(isinstance(x, _jax.Tracer) for x in (*of_test[1], *of_step[1]))
-        known = {} if traced else body.new.cache
-        known[key] = parts, of_test, of_step
+        programs = {} if traced else body.new.cache
+        programs[key] = parts, of_test, of_step
     else:
-        known = body.new.cache
-    _, (test_jaxpr, test_consts), (step_jaxpr, step_consts) = known[key]
+        programs = body.new.cache
+    _, (test_jaxpr, test_consts), (step_jaxpr, step_consts) = programs[key]
     final = _bind(test_jaxpr, [*test_consts, *test.front], step_jaxpr, [*step_consts, *step_front], start)
     carry, kept, kept_test, count, _ = divide(final)
     loop = object()
@@ -259,9 +259,9 @@ def _asks(jaxpr: Any) -> bool:
 
 
 def _met_already(forward: dict[str, Any], again: dict[str, Any]) -> dict[str, Any] | None:
-    found = [found for name in _PARTS for found in sites_inside(forward[name])]
-    met = frozenset(f.site for f in found if f.view.role != "mark")
-    return _rewritten(again, _NoSites(met), has_sites) if met else None
+    equations = [equations for name in _PARTS for equations in sites_inside(forward[name])]
+    recorded_sites = frozenset(f.site for f in equations if f.view.role != "mark")
+    return _rewritten(again, _NoSites(recorded_sites), has_sites) if recorded_sites else None
 
 
 _jax.at_first_capture(lambda: _jax.prepare_while_loops_for_remat(_has_sites, _without_tokens, _met_already))
