@@ -14,7 +14,7 @@ from tests.core.making import item_of, site_of
 
 import sonde
 from sonde.core.edits.new_values import arrays_to_add, at_positions, checked_leaves, given_arrays, recorded_arrays
-from sonde.core.interpret.handler import SeenSites
+from sonde.core.interpret.seen_sites import SeenSites
 from sonde.core.interpret.where import Loop, Where
 from sonde.core.marks.axes import Axis
 from sonde.core.marks.site import View

@@ -5,7 +5,7 @@ import pytest
 from tests.core.making import site_of
 
 import sonde
-from sonde.core.interpret.handler import Handler, SeenSites
+from sonde.core.interpret.handler import Handler
 from sonde.core.interpret.where import Loop
 from sonde.core.marks.scopes import LoopName, scope
 from sonde.core.marks.site import View
@@ -48,24 +48,6 @@ def test_a_child_starts_from_its_base_and_has_its_own_items():
     assert not child.met.alone().has_met(A)
 
 
-def test_what_was_met_inside_is_taken_over_when_it_is_asked_for():
-    inner, met = SeenSites(), SeenSites()
-    inner.paths["a"] = None
-    inner.sites[A] = frozenset({1})
-    kept = inner.alone()
-    met.update(kept)
-    met.update(kept)
-    assert met.passes == frozenset()
-    assert (list(met.paths), met.sites, kept.paths) == (["a"], {A: frozenset({1})}, {"a": None})
-    met.paths["b"] = None
-    assert list(kept.paths) == ["a"]
-    after = SeenSites()
-    after.backward.add((A, 0))
-    met.update(after)
-    assert met.passes == {0}
-    assert not hasattr(met, "other")
-
-
 def test_paths_count_from_where_the_handler_was_made():
     with with_capture_state(CaptureState(grads=False)), scope("around"):
         handler = Handler(None, ())
@@ -103,21 +85,6 @@ def test_a_site_may_be_for_some_captures_only():
     inner = site_of(np.ones(2), depths=frozenset({2}))
     assert [Handler(None, (), depth=d).sees(inner) for d in (1, 2, 3)] == [False, True, False]
     assert Handler(None, (), depth=3).sees(A)
-
-
-def test_what_was_met_inside_is_known_outside_only_when_it_is_taken_over():
-    met = SeenSites()
-    inside = met.child()
-    inside.sites[A] = {2}
-    inside.wanted.add(A)
-    inside.backward.add((A, 0))
-    assert inside.wants_gradient(A)
-    assert not met.has_met(A)
-    met.update(inside)
-    assert met.has_met(A)
-    assert met.wants_gradient(A)
-    assert met.passes == {1}  # not the outermost of the two differentiations that the value has been through
-    assert not met.has_met(B)
 
 
 def test_a_handler_by_hand_sees_what_passes():

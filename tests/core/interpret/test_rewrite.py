@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,10 +9,9 @@ import pytest
 from jax import lax
 from tests.core.comparing import equal
 
-from sonde import _jax, capture, sow
-from sonde.core.interpret.handler import Rebinding
+from sonde import capture, sow
 from sonde.core.interpret.recording import Recording
-from sonde.core.interpret.rewrite import rebound, rewrite
+from sonde.core.interpret.rewrite import rewrite
 from sonde.core.marks.axes import Axis
 from sonde.core.marks.site_search import has_sites
 from sonde.core.session.session import with_capture_state
@@ -156,22 +153,3 @@ def test_a_value_with_several_names_leaves_loops_branches_and_jitted_functions_o
     program = jax.make_jaxpr(lambda x: capture(f)(x)[1])(x)
     (equation,) = (eqn for eqn in program.eqns if eqn.primitive.name == kind)
     assert len(equation.outvars) == n_outs
-
-
-def test_a_jaxpr_is_bound_again_once_for_a_key() -> None:
-    """`rebound` gives the handler all inputs, changes the outputs, and keeps what has a key."""
-    closed = jax.make_jaxpr(lambda x: x * 2)(jnp.float32(1))
-    type_of_x = closed.jaxpr.invars[0].aval
-    made = []
-
-    def again(key: object) -> Any:
-        def handler_of(*inputs: Any) -> Rebinding:
-            made.append(len(inputs))
-            return Rebinding(inputs[0])
-
-        return rebound(closed, handler_of, front=[type_of_x], then=lambda outs, inputs: [*outs, inputs[0]], key=key)
-
-    kept = again("a")
-    assert again("a") is kept and again("b") is not kept and again(None) is not again(None)
-    assert made == [2] * 4
-    assert [float(x) for x in _jax.eval_jaxpr(kept, jnp.float32(5), jnp.float32(3))] == [6, 5]

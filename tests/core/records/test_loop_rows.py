@@ -6,7 +6,7 @@ import numpy as np
 from tests.core.making import item_of, site_of
 
 import sonde
-from sonde.core.interpret.handler import SeenSites
+from sonde.core.interpret.seen_sites import SeenSites
 from sonde.core.marks.axes import Axis
 from sonde.core.marks.site import View
 from sonde.core.records.build import make_records

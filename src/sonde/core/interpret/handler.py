@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
-from sonde.core.interpret.call_counts import CallCounts
 from sonde.core.interpret.call_tokens import new_token
 from sonde.core.interpret.items import Bundle, Extra, Item, flat_arrays
+from sonde.core.interpret.seen_sites import CallCounts, SeenSites
 from sonde.core.interpret.where import Loop, Where
 from sonde.core.marks.named_loops import Row, Within, rows_chosen, starred, unstarred
 from sonde.core.marks.operands import operands_of
@@ -328,118 +328,6 @@ class Handler:
 
     def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Extra, Any]) -> None:
         """Remembers the arrays and what goes with them, if wanted."""
-
-
-class Rebinding(Handler):
-    """Binds every site again in another form, for the handlers around. It records nothing.
-
-    Args:
-        values: The operands that it adds; see `Handler.values`.
-    """
-
-    # Whether a while loop continues only where the operand is true.
-    stops_loops = False
-    # If the sites of a function with its own derivatives must not be inside its call: the handler for the call. The
-    # function is then run once more, outside the call, for its sites.
-    in_custom_calls: Rebinding | None = None
-
-    def __init__(self, values: Any = ()) -> None:
-        super().__init__(None, ())
-        self.values = values
-
-    def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
-        """The handler inside. Tokens are given out by the handlers around."""
-        del base
-        return super().child(1, steps, prefix)
-
-    def of_custom_call(self, outs: Sequence[Any]) -> list[Any]:
-        """The outputs of a function with its own derivatives, or of its forward rule, which may not meet the sites."""
-        return list(outs)
-
-
-class SeenSites:
-    """What a handler has met.
-
-    Its parts are made on first use. A capture of jitted functions does not use them; what is met inside is kept with
-    the programs.
-
-    Attributes:
-        paths: The paths of all sites, chosen or not, in program order (a dict for its order).
-        sites: The sites whose values were met, and how many times each had been differentiated.
-        wanted: The sites whose values were recorded, so that their gradients are too.
-        used: The patterns that chose something.
-        backward: The sites whose gradients were met, each with its order.
-        around: What was met before, while something inside runs.
-    """
-
-    __slots__ = ("_inside", "around", "backward", "paths", "sites", "used", "wanted")
-
-    paths: dict[str, None]
-    sites: dict[Site, frozenset[int]]
-    wanted: set[Site]
-    used: set[Pattern]
-    backward: set[tuple[Site, int]]
-
-    def __init__(self, around: SeenSites | None = None) -> None:
-        self.around = around
-        self._inside: list[SeenSites] | None = []  # what to take over; None once the parts are made
-
-    def __getattr__(self, name: str) -> Any:
-        inside, self._inside = self._inside, None
-        if inside is None:
-            raise AttributeError(name)
-        self.paths, self.sites, self.wanted, self.used, self.backward = {}, {}, set(), set(), set()
-        for handler in inside:
-            self.update(handler)
-        return getattr(self, name)
-
-    def child(self) -> SeenSites:
-        """The `SeenSites` for the inside of something: starts empty, and knows what was met before."""
-        return SeenSites(self)
-
-    def alone(self) -> SeenSites:
-        """The same without what was met before."""
-        separate = SeenSites()
-        separate._inside = None
-        separate.paths, separate.sites, separate.wanted = self.paths, self.sites, self.wanted
-        separate.used, separate.backward = self.used, self.backward
-        return separate
-
-    def has_met(self, site: Site) -> bool:
-        """Whether the value of a site was met, here or before."""
-        return site in self.sites or (self.around is not None and self.around.has_met(site))
-
-    def wants_gradient(self, site: Site) -> bool:
-        """Whether the value of a site was recorded, here or before."""
-        return site in self.wanted or (self.around is not None and self.around.wants_gradient(site))
-
-    @property
-    def passes(self) -> frozenset[int]:
-        """The differentiations that ran backward, counted from the outermost one.
-
-        From there the count is the same for a value inside a further differentiation, such as a `jax.jvp`, and for one
-        outside of it.
-        """
-        if self._inside is not None and not any(handler.backward for handler in self._inside):
-            return frozenset()
-        return frozenset(
-            n - 1 - order for site, order in self.backward for n in self.sites.get(site, {order + 1}) if n > order
-        )
-
-    def update(self, other: SeenSites) -> None:
-        """Merges what a child handler noted about its sites into this one."""
-        if self._inside is not None and other.around is None:
-            self._inside.append(other)
-            return
-        self.paths.update(other.paths)
-        if self.sites:
-            for site, orders in other.sites.items():
-                self.sites[site] = self.sites.get(site, orders) | orders
-        else:
-            self.sites.update(other.sites)
-        self.wanted |= other.wanted
-        self.used |= other.used
-        self.backward |= other.backward
 
 
 def _as_token(number: Any) -> Any:

@@ -8,13 +8,14 @@ Both are cached by jaxpr and handler.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sonde import _jax
 from sonde.core.interpret.call_tokens import knowable_outputs, known_outputs
-from sonde.core.interpret.handler import Handler, SeenSites
+from sonde.core.interpret.handler import Handler
 from sonde.core.interpret.items import Bundle, Item, build_items, firsts, flat_arrays, flat_specs, in_new_loops
+from sonde.core.interpret.seen_sites import SeenSites
 from sonde.core.interpret.trace import run_under
 from sonde.core.interpret.where import Loop
 from sonde.core.marks.axes import Axis
@@ -167,7 +168,7 @@ class Rewritten:
         return build_items(specs, outs[self.n_outs :])
 
 
-_cache = ByIdentity(Programs)
+PROGRAMS = ByIdentity(Programs)  # what was made of a jaxpr, by what it depends on
 
 
 def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = (), *, loop: Loop | None = None) -> Rewritten:
@@ -180,7 +181,7 @@ def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = (), *, loop: Lo
         loop: The loop, if the jaxpr is the body of one, or its test.
     """
     around, handler = handler, handler.entering(loop)
-    kept_programs = _cache.of(jaxpr) if handler.key is not None else None
+    kept_programs = PROGRAMS.of(jaxpr) if handler.key is not None else None
     prefix = around.prefix if handler is around else around.prefix_here()
     gradients_wanted = tuple(map(handler.met.wants_gradient, gradient_sites(jaxpr))) if handler.patterns else ()
     depends_on = handler.key, handler.counts.key, handler.position, prefix
@@ -202,45 +203,6 @@ def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = (), *, loop: Lo
             rewritten = dataclasses.replace(rewritten, specs=in_new_loops(rewritten.specs))
     handler.met.update(rewritten.met)
     return rewritten
-
-
-def rebound(
-    jaxpr: Any,
-    handler_of: Callable[..., Handler],
-    *,
-    front: Sequence[Any] = (),
-    back: Sequence[Any] = (),
-    types: Sequence[Any] | None = None,
-    then: Callable[[list[Any], Sequence[Any]], list[Any]] | None = None,
-    key: Hashable = None,
-) -> Any:
-    """A jaxpr, closed, whose sites were bound again under another handler, and which may take more inputs.
-
-    Args:
-        jaxpr: Open without constants, or closed.
-        handler_of: The handler, given all inputs.
-        front: The types of new inputs in front of the old ones.
-        back: The types of new inputs after them.
-        types: The types of the old inputs, where they are not those of the jaxpr.
-        then: Changes the outputs, given these and all inputs.
-        key: What the result depends on besides the jaxpr and the capture state. If it is given, the result is kept as
-            long as the jaxpr lives.
-    """
-    kept_as = "rebound", key, capture_state()
-    kept_programs = None if key is None else _cache.of(jaxpr)
-    if kept_programs is not None and kept_as in kept_programs:
-        return kept_programs[kept_as]
-    own = [v.aval for v in _jax.open_jaxpr(jaxpr).invars] if types is None else list(types)
-    n_front, n_old = len(front), len(own)
-
-    def run(*flat: Any) -> list[Any]:
-        outs = run_under(handler_of(*flat), _jax.eval_jaxpr, jaxpr, *flat[n_front : n_front + n_old])
-        return outs if then is None else then(outs, flat)
-
-    traced = _jax.trace_to_closed_jaxpr(run, [*front, *own, *back])
-    if kept_programs is not None:
-        kept_programs[kept_as] = traced
-    return traced
 
 
 def _by_running(jaxpr: Any, handler: Handler, prefix: str, steps: Sequence[Any]) -> Rewritten:

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
-from sonde.core.interpret.handler import SeenSites
 from sonde.core.interpret.items import Bundle, Extra, Item, build_items, expand, flat_arrays, flat_specs
 from sonde.core.interpret.recording import Reduce, reduce_at
+from sonde.core.interpret.seen_sites import SeenSites
 from sonde.core.marks.axes import repeated_along
 from sonde.core.records.gradient_pairing import Call, calls_from
 from sonde.core.records.layout import ArraysSpec, CallSpec, RecordLayout

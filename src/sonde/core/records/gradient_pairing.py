@@ -25,9 +25,10 @@ import numpy as np
 
 from sonde import _jax
 from sonde.core.interpret.call_tokens import possible_numbers
-from sonde.core.interpret.handler import Handler, SeenSites
+from sonde.core.interpret.handler import Handler
 from sonde.core.interpret.items import Item, expand
 from sonde.core.interpret.recording import leaf_indices
+from sonde.core.interpret.seen_sites import SeenSites
 from sonde.core.marks.axes import Axis, common_axes, either, extra_has, in_row, over_axes, select, with_leaves
 from sonde.core.marks.operands import NO_VALUE, WRITTEN_DOWN
 from sonde.core.marks.site import Site

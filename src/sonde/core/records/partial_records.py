@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from sonde import _jax
-from sonde.core.interpret.handler import SeenSites
 from sonde.core.interpret.items import Bundle, Item
 from sonde.core.interpret.recording import Reduce
+from sonde.core.interpret.seen_sites import SeenSites
 from sonde.core.records.build import make_records
 from sonde.core.records.record import Records
 

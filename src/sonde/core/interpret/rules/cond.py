@@ -19,9 +19,9 @@ import jax.numpy as jnp
 
 from sonde import _jax
 from sonde._jax import batching
-from sonde.core.interpret.handler import Rebinding
 from sonde.core.interpret.items import Item, build_items
-from sonde.core.interpret.rewrite import Deduplicated, Rewritten, deduplicated, rebound, rewrite
+from sonde.core.interpret.rebinding import Rebinding, rebound
+from sonde.core.interpret.rewrite import Deduplicated, Rewritten, deduplicated, rewrite
 from sonde.core.interpret.rules.mapped_alike import mapped_alike
 from sonde.core.interpret.trace import RULES, SiteTrace
 from sonde.core.marks.batch_like import along, returns_selectable, selectable

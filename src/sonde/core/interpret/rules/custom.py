@@ -19,8 +19,9 @@ from typing import Any
 import jax
 
 from sonde import _jax
-from sonde.core.interpret.handler import Handler, Rebinding
+from sonde.core.interpret.handler import Handler
 from sonde.core.interpret.items import Item, build_items, expand, flat_arrays
+from sonde.core.interpret.rebinding import Rebinding
 from sonde.core.interpret.trace import CUSTOM_RULES, SiteTrace, run_under
 from sonde.core.session.session import with_capture_state
 from sonde.core.session.state import capture_state

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from sonde import _jax
-from sonde.core.interpret.handler import Rebinding
-from sonde.core.interpret.rewrite import rebound
+from sonde.core.interpret.rebinding import Rebinding, rebound
 from sonde.core.marks.batch_like import along
 from sonde.core.marks.operands import operands_of
 from sonde.core.marks.primitive import bind_site, site_p

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
-from sonde.core.interpret.handler import Rebinding
-from sonde.core.interpret.rewrite import rebound, rewrite
+from sonde.core.interpret.rebinding import Rebinding, rebound
+from sonde.core.interpret.rewrite import rewrite
 from sonde.core.interpret.trace import RULES, SiteTrace
 from sonde.core.interpret.where import Loop
 from sonde.core.marks.axes import Axis

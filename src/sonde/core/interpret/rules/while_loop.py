@@ -19,9 +19,10 @@ import numpy as np
 from sonde import _jax
 from sonde._jax import batching, mlir
 from sonde.core.edits.plan import running
-from sonde.core.interpret.handler import Handler, Rebinding
+from sonde.core.interpret.handler import Handler
 from sonde.core.interpret.items import build_items
-from sonde.core.interpret.rewrite import Rewritten, rebound, rewrite
+from sonde.core.interpret.rebinding import Rebinding, rebound
+from sonde.core.interpret.rewrite import PROGRAMS, Rewritten, rewrite
 from sonde.core.interpret.rules.loop_carry import LoopState, gate_from_outside
 from sonde.core.interpret.trace import RULES, SiteTrace, check_may_miss_all
 from sonde.core.interpret.where import Loop
@@ -30,7 +31,7 @@ from sonde.core.marks.operands import TOKEN, WRITTEN_DOWN, operands_of
 from sonde.core.marks.primitive import bind_site, site_p
 from sonde.core.marks.site import Site, View
 from sonde.core.marks.site_search import gives_tokens, has_sites, sites_inside
-from sonde.core.session.caches import ByIdentity, Programs, by_identity
+from sonde.core.session.caches import by_identity
 from sonde.core.session.state import capture_state
 from sonde.errors import EditError
 
@@ -329,9 +330,6 @@ def _naming_batcher(plain: Any) -> Any:
     return rule
 
 
-_loop_names = ByIdentity(Programs)
-
-
 def _with_active(test: Any, body: Any, on_mesh: bool) -> tuple[Any, Any]:
     """Test and body of a loop with one more operand in front, which every site inside gets.
 
@@ -340,7 +338,7 @@ def _with_active(test: Any, body: Any, on_mesh: bool) -> tuple[Any, Any]:
     mesh = jax.sharding.get_abstract_mesh() if on_mesh else None
     old_name = _mapped_loop(test)
     # Two loops may have one test, so a new name belongs to both parts. The test is kept, so that its id stays valid.
-    names_before, pair = _loop_names.of(body), (id(test), capture_state(), mesh)
+    names_before, pair = PROGRAMS.of(body), ("loop name", id(test), capture_state(), mesh)
     if pair not in names_before:
         names_before[pair] = test, old_name or object()
     loop = names_before[pair][1]

@@ -1,0 +1,165 @@
+"""What a handler has met: which sites, and how many times each ran, because an edit may apply to the third call only.
+
+What is met inside a program that is rewritten once and used again is kept with the program (`SeenSites.alone`,
+`CallCounts.since`), and is noted once more with every use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+from sonde.core.marks.path import Pattern
+from sonde.core.marks.site import Site
+
+
+class CallCounts:
+    """The number of calls so far, by path. A handler and all its children share one.
+
+    Attributes:
+        matter: Whether what is done at sites depends on the calls, so that a program that was rewritten for one number
+            of calls before it does not serve for another.
+        replaced: The calls that were replaced, by pattern.
+        first_calls: Of sites that may run again in a recomputation: as which calls they ran first, by what they asked.
+    """
+
+    def __init__(self) -> None:
+        self.matter = False
+        self.replaced: dict[Hashable, set[int]] = {}
+        self.first_calls: dict[Hashable, set[int]] = {}
+        self._calls: dict[str, int] = {}
+
+    def next(self, path: str) -> int:
+        """The number of the call that runs now, from 0."""
+        number = self._calls.get(path, 0)
+        self._calls[path] = number + 1
+        return number
+
+    def items(self) -> Iterable[tuple[str, int]]:
+        """Every path, and how many times it ran."""
+        return self._calls.items()
+
+    def mark(self) -> dict[str, int]:
+        """The current counts, to return to before the next branch of a `cond` or another run of a rule."""
+        return dict(self._calls)
+
+    def return_to(self, mark: dict[str, int]) -> None:
+        """Continues from a mark."""
+        self._calls.clear()
+        self._calls.update(mark)
+
+    def join(self, marks: Iterable[dict[str, int]]) -> None:
+        """After branches that ended at these marks: a site counts as often as in the branch that ran it most often."""
+        for mark in marks:
+            for path, count in mark.items():
+                self._calls[path] = max(count, self._calls.get(path, 0))
+
+    # -- for programs that are rewritten once and used again -----------------------------------------------------------
+
+    @property
+    def key(self) -> Hashable:
+        """What rewriting depends on; None if it does not depend on the calls."""
+        return (tuple(sorted(self._calls.items())), _frozen(self.first_calls)) if self.matter else None
+
+    def since(self, mark: dict[str, int]) -> Any:
+        """What rewriting a program has changed since a mark."""
+        more = {path: n - mark.get(path, 0) for path, n in self._calls.items()} if self.matter else {}
+        return more, _frozen(self.replaced), _frozen(self.first_calls)
+
+    def repeat(self, since: Any) -> None:
+        """Makes the changes that `since` returned once more, for another use of the program."""
+        more, *tables = since
+        for path, n in more.items():
+            self._calls[path] = self._calls.get(path, 0) + n
+        for own, table in zip((self.replaced, self.first_calls), tables):
+            for key, numbers in table:
+                own.setdefault(key, set()).update(numbers)
+
+
+def _frozen(numbers: dict[Hashable, set[int]]) -> frozenset[tuple[Hashable, frozenset[int]]]:
+    return frozenset([(key, frozenset(of_key)) for key, of_key in numbers.items()])
+
+
+class SeenSites:
+    """What a handler has met.
+
+    Its parts are made on first use. A capture of jitted functions does not use them; what is met inside is kept with
+    the programs.
+
+    Attributes:
+        paths: The paths of all sites, chosen or not, in program order (a dict for its order).
+        sites: The sites whose values were met, and how many times each had been differentiated.
+        wanted: The sites whose values were recorded, so that their gradients are too.
+        used: The patterns that chose something.
+        backward: The sites whose gradients were met, each with its order.
+        around: What was met before, while something inside runs.
+    """
+
+    __slots__ = ("_inside", "around", "backward", "paths", "sites", "used", "wanted")
+
+    paths: dict[str, None]
+    sites: dict[Site, frozenset[int]]
+    wanted: set[Site]
+    used: set[Pattern]
+    backward: set[tuple[Site, int]]
+
+    def __init__(self, around: SeenSites | None = None) -> None:
+        self.around = around
+        self._inside: list[SeenSites] | None = []  # what to take over; None once the parts are made
+
+    def __getattr__(self, name: str) -> Any:
+        inside, self._inside = self._inside, None
+        if inside is None:
+            raise AttributeError(name)
+        self.paths, self.sites, self.wanted, self.used, self.backward = {}, {}, set(), set(), set()
+        for handler in inside:
+            self.update(handler)
+        return getattr(self, name)
+
+    def child(self) -> SeenSites:
+        """The `SeenSites` for the inside of something: starts empty, and knows what was met before."""
+        return SeenSites(self)
+
+    def alone(self) -> SeenSites:
+        """The same without what was met before."""
+        separate = SeenSites()
+        separate._inside = None
+        separate.paths, separate.sites, separate.wanted = self.paths, self.sites, self.wanted
+        separate.used, separate.backward = self.used, self.backward
+        return separate
+
+    def has_met(self, site: Site) -> bool:
+        """Whether the value of a site was met, here or before."""
+        return site in self.sites or (self.around is not None and self.around.has_met(site))
+
+    def wants_gradient(self, site: Site) -> bool:
+        """Whether the value of a site was recorded, here or before."""
+        return site in self.wanted or (self.around is not None and self.around.wants_gradient(site))
+
+    @property
+    def passes(self) -> frozenset[int]:
+        """The differentiations that ran backward, counted from the outermost one.
+
+        From there the count is the same for a value inside a further differentiation, such as a `jax.jvp`, and for one
+        outside of it.
+        """
+        if self._inside is not None and not any(handler.backward for handler in self._inside):
+            return frozenset()
+        return frozenset(
+            n - 1 - order for site, order in self.backward for n in self.sites.get(site, {order + 1}) if n > order
+        )
+
+    def update(self, other: SeenSites) -> None:
+        """Merges what a child handler noted about its sites into this one."""
+        if self._inside is not None and other.around is None:
+            self._inside.append(other)
+            return
+        self.paths.update(other.paths)
+        if self.sites:
+            for site, orders in other.sites.items():
+                self.sites[site] = self.sites.get(site, orders) | orders
+        else:
+            self.sites.update(other.sites)
+        self.wanted |= other.wanted
+        self.used |= other.used
+        self.backward |= other.backward
