@@ -194,10 +194,12 @@ class Runs:
         """Runs the program, and records everything if runs of its kind do, or what matches the pattern."""
         args, placed = self.subject.arguments(prompt), self.placed(prompt, changes)
         is_whole = self._kind(prompt, placed) in self._recorded_whole
-        if not is_whole and pattern is None:
+        if is_whole:
+            result, records = self.call("run", self._captured(), args, placed)
+        elif pattern is not None:
+            result, records = self.call(("site", pattern), self._captured(pattern), args, placed)
+        else:
             return Run(on_host(self.call("bare", _unchanged, args, placed), "view"), [], False)
-        key, patterns = ("run", ()) if is_whole else (("site", pattern), (pattern,))
-        result, records = self.call(key, self._captured(*patterns), args, placed)
         return Run(on_host(result, "view"), [on_host(records, "view")], is_whole)
 
     def _kind(self, prompt: str | None, placed: tuple[Sequence[Place], Sequence[Any]]) -> Hashable:
@@ -205,7 +207,7 @@ class Runs:
         places, numbers = placed
         return _shapes(self.subject.arguments(prompt)), tuple(places), _shapes(numbers)
 
-    def _captured(self, *patterns: str | None) -> Callable[..., Callable[..., Any]]:
+    def _captured(self, *patterns: str) -> Callable[..., Callable[..., Any]]:
         return lambda f, _: capture(f, *patterns, inside=self.subject.inside)
 
     def _recorded_with(self, prompt: str | None, path: str) -> str:

@@ -28,7 +28,9 @@ def sites(job: Job, subject: str, prompt: str | None = None) -> dict[str, Any]:
     """Every array that a run records, and which is shown first; nothing is run for it, if the program can be traced."""
     runs = job.runs(subject)
     arrays = runs.arrays(prompt)
-    return {"sites": [_card(array) for array in arrays], "first": _first_shown(arrays), "complete": runs.fits(prompt)}
+    lines = {source: short_place(source) for source in {array.source for array in arrays}}
+    cards = [_card(array) | {"source": lines[array.source]} for array in arrays]
+    return {"sites": cards, "first": _first_shown(arrays), "complete": runs.fits(prompt)}
 
 
 def _first_shown(arrays: Sequence[Array]) -> str:
@@ -65,7 +67,6 @@ def _card(array: Array) -> dict[str, Any]:
         "lead": array.lead,
         "axes": list(array.axes),
         "dtype": array.dtype,
-        "source": short_place(array.source),
         "bytes": array.bytes,
         "square": array.is_square,
     }
@@ -121,6 +122,7 @@ def site(
     before = _values(runs, prompt, (), array, explained) if made else None
     return {
         **_card(array),
+        "source": short_place(array.source),
         "drawn": _first_axes(array.axes),
         "statistics": numbers,
         "histogram": {"first": int(used[0]), "counts": counts[used[0] : used[-1] + 1].tolist()}
