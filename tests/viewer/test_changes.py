@@ -81,6 +81,50 @@ def test_ablations_are_those_of_the_tool_in_every_layer_and_compile_once(layers:
     assert times[1] > times[0] and times[1] == times[2] == times[3]
 
 
+def run_code(ask: Callable[..., Any], code: str, model: models.Decoder, **question: Any) -> dict[str, Any]:
+    """What Python from the page computes: the page puts the program, its changes and the metric in front of it."""
+    start = ask("python", explained=question.pop("explained", {}), **question)
+    names: dict[str, Any] = {"f": model, "args": (jnp.asarray([TOKENS]),)}
+    exec(f"{start['start']}\n\n{start['metric']}\n{code}", names)
+    return names
+
+
+@pytest.mark.parametrize(("kind", "axis"), [("ablate", 2), ("mean", 1), ("mean", None), ("patch", 1)])
+@pytest.mark.every(2)
+def test_the_python_of_a_sweep_gives_its_scores(
+    kind: str, axis: int | None, ask: Callable[..., Any], model: models.Decoder
+) -> None:
+    from tests.viewer.conftest import unpacked
+
+    explained = {"position": -2, "token": 7, "against": 9}
+    swept = ask("sweep", path="blocks/0/attn/heads", kind=kind, axis=axis, other=OTHER_PROMPT, explained=explained)
+    scores = run_code(ask, swept["code"], model, explained=explained)["scores"]
+    values = unpacked(swept["values"])
+    assert len(scores) == values.size and np.ptp(values) > 1e-4
+    for (path, unit), score in scores.items():
+        assert score == pytest.approx(values[swept["layers"].index(path), unit], rel=1e-3, abs=1e-5)
+
+
+def test_the_metric_that_is_copied_explains_the_token_of_the_page(
+    ask: Callable[..., Any], model: models.Decoder
+) -> None:
+    likeliest = ask("read")["tokens"][-1]["next"][0]
+    other = change("scale", "blocks/2/out", factor=-3.0)
+    changed = ask("read", changes=[other])["tokens"][-1]["next"]
+    assert changed[0]["id"] != likeliest["id"]  # with the change another token is the likeliest
+    names = run_code(ask, "number = metric(f(*args))", model, changes=[other], explained={"position": -1})
+    same = next(token for token in changed if token["id"] == likeliest["id"])
+    assert float(names["number"]) == pytest.approx(same["logit"], rel=1e-3)
+
+
+def test_the_python_of_a_graph_measures_what_the_page_says(ask: Callable[..., Any], model: models.Decoder) -> None:
+    question = {"explained": {"position": -1, "token": 3}, "changes": [change("ablate", chosen={"2": [1]})]}
+    graph = ask("graph", share=0.8, **question)
+    names = run_code(ask, graph["code"], model, **question)
+    assert len(names["kept"]) == graph["kept"]
+    assert names["kept"].measured() == pytest.approx(graph["faithfulness"], rel=1e-3)
+
+
 def test_several_changes_are_made_in_their_order(runs: Runs, model: models.Decoder) -> None:
     first, second = Change("scale", OUT, factor=0.0), Change("scale", OUT, ((2, (3,)),), factor=5.0)
     both = runs.run(None, (first, second)).result

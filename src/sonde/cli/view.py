@@ -83,10 +83,11 @@ def view(
 
     parts: list[Subjects] = []
     with busy("opening") as say:
-        dictionaries = _dictionaries(dictionary)
+        folders = _dictionary_folders(dictionary)
+        dictionaries = _loaded(folders)
         for target in targets:
             say(f"opening {target}", 0.0)
-            parts.append(_opened(target, input_file, call_arguments, inside, prompt, memory, dictionaries))
+            parts.append(_opened(target, input_file, call_arguments, inside, prompt, memory, dictionaries, folders))
     try:
         subjects = joined(parts, dictionaries)
     except ValueError as error:
@@ -140,6 +141,7 @@ def _opened(
     prompt: str | None,
     memory: int,
     dictionaries: Mapping[Any, Dictionary],
+    folders: Mapping[Any, str],
 ) -> Subjects:
     """What is shown of a target, by name."""
     from sonde.cli.target import program_at
@@ -159,7 +161,8 @@ def _opened(
         raise Unusable(f"The folder {target!r} holds no store, bundle, training run, report or model.")
     if target == "smollm2" or path.is_dir() or path.suffix == ".gguf":
         args: tuple[Any, ...] = () if prompt is None else (prompt,)
-        subject = subject_of(_model(target), args, title=path.stem, code=_code(target, dictionaries), **options)
+        code = _code(target, prompt, folders)
+        subject = subject_of(_model(target), args, title=path.stem, code=code, **options)
     else:
         program = program_at(target, input_file, call_arguments)
         args = program.args if prompt is None else (prompt, *program.args[1:])
@@ -167,17 +170,16 @@ def _opened(
     return {subject.name: Runs(subject, memory * 1_000_000)}
 
 
-def _code(target: str, dictionaries: Mapping[Any, Dictionary]) -> str:
+def _code(target: str, prompt: str | None, folders: Mapping[Any, str]) -> str:
     """Python that opens a language model, for what the page copies."""
     from sonde.viewer.language import EXAMPLE
 
     where = 'models.path("smollm2")' if target == "smollm2" else repr(target)
     lines = ["from sonde import models", f'f = models.load({where}, layers="scan")']
-    lines.append(f"args = (jnp.asarray([f.tokenizer.encode({EXAMPLE!r})]),)")
-    if dictionaries:
-        lines.append(
-            "# f = sonde.dictionaries.splice(f, {...}, keep_error=True), with the dictionaries of --dictionary"
-        )
+    lines.append(f"args = (jnp.asarray([f.tokenizer.encode({EXAMPLE if prompt is None else prompt!r})]),)")
+    if folders:
+        loaded = (f"{place!r}: sonde.dictionaries.load({folder!r})" for place, folder in folders.items())
+        lines.append(f"dictionaries = {{{', '.join(loaded)}}}")
     return "\n".join(lines)
 
 
@@ -193,11 +195,9 @@ def _model(target: str) -> Any:
         raise Unusable(str(error)) from error
 
 
-def _dictionaries(named: tuple[str, ...]) -> dict[Any, Dictionary]:
-    """The dictionaries of `--dictionary PATH=FOLDER`; a transcoder has two paths, separated by a comma."""
-    from sonde import dictionaries
-
-    found: dict[Any, Dictionary] = {}
+def _dictionary_folders(named: tuple[str, ...]) -> dict[Any, str]:
+    """The folders of `--dictionary PATH=FOLDER`; a transcoder has two paths, separated by a comma."""
+    folders: dict[Any, str] = {}
     for text in named:
         paths, is_given, folder = text.partition("=")
         if not is_given:
@@ -205,8 +205,18 @@ def _dictionaries(named: tuple[str, ...]) -> dict[Any, Dictionary]:
                 f"--dictionary {text}: write PATH=FOLDER, or READS,REPLACES=FOLDER for a transcoder."
             )
         ends = paths.split(",")
+        folders[tuple(ends) if len(ends) > 1 else ends[0]] = folder
+    return folders
+
+
+def _loaded(folders: Mapping[Any, str]) -> dict[Any, Dictionary]:
+    from sonde import dictionaries
+
+    loaded: dict[Any, Dictionary] = {}
+    for place, folder in folders.items():
         try:
-            found[tuple(ends) if len(ends) > 1 else ends[0]] = dictionaries.load(folder)
+            loaded[place] = dictionaries.load(folder)
         except (OSError, ValueError) as error:
-            raise Unusable(f"--dictionary {text}: {error}") from error
-    return found
+            where = ",".join(place) if isinstance(place, tuple) else place
+            raise Unusable(f"--dictionary {where}={folder}: {error}") from error
+    return loaded

@@ -192,7 +192,7 @@ def as_python(changes: Sequence[Change], layouts: Sequence[tuple[int, int]], inp
         layouts: For each, the number of axes of the value, and the axis of its units.
         inputs: For each prompt that a change names, Python for the arguments of the program.
     """
-    lines = ["import jax.numpy as jnp", "import numpy as np", "import sonde", "", "model = changed = f"]
+    lines = ["unchanged = changed = f"]
     for change, (ndim, unit_axis) in zip(changes, layouts):
         path = repr(change.path)
         if change.kind in ("patch", "steer"):
@@ -221,6 +221,17 @@ def _expression(change: Change, ndim: int, unit_axis: int) -> str:
     if sum(len(at) > 1 for at in chosen.values()) > 1:  # two lists in one index would be taken pairwise
         rows = (f"{list(chosen[axis])}" if axis in chosen else f"np.arange(x.shape[{axis}])" for axis in range(ndim))
         index = f"np.ix_({', '.join(rows)})"
+    rule = f"lambda x: {changed_part(change, index, ndim, unit_axis)}"
+    if change.is_of_gradient or change.call:
+        name = "grad=" if change.is_of_gradient else ""
+        rule = f"sonde.Edit({name}{rule}{calls})"
+    bound = {"patch": ", other=other", "steer": ", direction=direction"}.get(change.kind, "")
+    rule = rule.replace("lambda x:", f"lambda x{bound}:")
+    return f"sonde.edit(changed, {{{path}: {rule}}})"
+
+
+def changed_part(change: Change, index: str, ndim: int, unit_axis: int) -> str:
+    """Python for the array `x` with the part at an index changed; it may read `other` or `direction`."""
     others = tuple(axis for axis in range(ndim - 1) if axis != unit_axis)
     action = {
         "ablate": "set(0)",
@@ -231,13 +242,7 @@ def _expression(change: Change, ndim: int, unit_axis: int) -> str:
         "patch": f"set(other[{index}])",
         "steer": f"add(jnp.broadcast_to({change.factor!r} * direction, x.shape)[{index}])",
     }[change.kind]
-    rule = f"lambda x: x.at[{index}].{action}"
-    if change.is_of_gradient or change.call:
-        name = "grad=" if change.is_of_gradient else ""
-        rule = f"sonde.Edit({name}{rule}{calls})"
-    bound = {"patch": ", other=other", "steer": ", direction=direction"}.get(change.kind, "")
-    rule = rule.replace("lambda x:", f"lambda x{bound}:")
-    return f"sonde.edit(changed, {{{path}: {rule}}})"
+    return f"x.at[{index}].{action}"
 
 
 def _index(at: Sequence[int] | None) -> str:

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from sonde import models
@@ -14,17 +13,23 @@ from sonde.report.plain_json import number
 from sonde.tools import compare
 from sonde.tools.numerics.families import family, natural
 from sonde.viewer.arrays import Array
-from sonde.viewer.changes import Change, as_python, changed
-from sonde.viewer.explained import explained_number
+from sonde.viewer.changes import Change, as_python, changed, changed_part
+from sonde.viewer.explained import explained_number, metric_code, only_number
 from sonde.viewer.operations import Job, changes_of, operation, packed
 from sonde.viewer.runs import Runs
 
 _MOST_TOKENS = 512
+_IMPORTS = "import jax\nimport jax.numpy as jnp\nimport numpy as np\nimport sonde"
 
 
 @operation
-def python(job: Job, subject: str, prompt: str | None = None, changes: Any = ()) -> dict[str, Any]:
-    """The changes as Python, each of them in words, and Python with which all other code of the page begins."""
+def python(
+    job: Job, subject: str, prompt: str | None = None, changes: Any = (), explained: Any = None
+) -> dict[str, Any]:
+    """The changes as Python, each of them in words; Python with which all other code of the page begins.
+
+    If `explained` says of what, Python for the number that is explained, too.
+    """
     runs = job.runs(subject)
     every = tuple(Change.of(change) for change in changes)
     made = changes_of(changes)
@@ -34,18 +39,25 @@ def python(job: Job, subject: str, prompt: str | None = None, changes: Any = ())
         layouts.append((len(array.shape), array.unit_axis))
         if change.kind in ("patch", "steer"):
             inputs[change.prompt] = f"(jnp.asarray([{runs.subject.token_ids(change.prompt)}]), *args[1:])"
-    lead = ""
-    if runs.subject.language is not None and prompt is not None:
-        lead = f"args = (jnp.asarray([{runs.subject.token_ids(prompt)}]), *args[1:])  # {prompt!r}\n"
-    code = as_python(made, layouts, inputs)
-    head, _, body = code.partition("\n\n")
-    origin = runs.subject.code and f"{runs.subject.code}\n"
-    start = f"{head}\n{origin}\n{lead}{body}"
+    start = f"{_IMPORTS}\n\n{_origin(runs, prompt)}\n{as_python(made, layouts, inputs)}"
     return {
         "start": start + ("\nf = changed" if made else ""),
         "code": f"{start}\nresult = changed(*args)",
+        "metric": "" if explained is None else metric_code(runs, prompt, explained),
         "texts": [_text(runs, prompt, change) for change in every],
     }
+
+
+def _origin(runs: Runs, prompt: str | None) -> str:
+    """Python for the program `f` with its dictionaries, the model in it, and its arguments `args`."""
+    subject = runs.subject
+    given = "f, args" + (" and dictionaries" if subject.dictionaries else "")
+    lines = [subject.code or f"# {given} are what was given to sonde.view", "model = f"]
+    if subject.dictionaries:
+        lines.append("f = sonde.dictionaries.splice(f, dictionaries, keep_error=True)")
+    if subject.language is not None and prompt is not None:
+        lines.append(f"args = (jnp.asarray([{subject.token_ids(prompt)}]), *args[1:])  # {prompt!r}")
+    return "\n".join(lines)
 
 
 def _text(runs: Runs, prompt: str | None, change: Change) -> str:
@@ -90,22 +102,21 @@ def sweep(
     units = array.shape[axis] if axis is not None else 1
     measure = _measure(runs, prompt, explained)
     base = measure(made)
+    asked = Change.of({"kind": kind, "path": path, "factor": factor, "prompt": other})
     scores = np.full((len(layers), units), np.nan)
     total = scores.size
     for at, layer in enumerate(layers):
         for unit in range(units):
             job.progress(at * units + unit, total, layer, row=at, values=packed(scores[max(at - 1, 0) : at + 1]))
             chosen = () if axis is None else ((axis, (unit,)),)
-            change = Change.of({"kind": kind, "path": layer, "chosen": dict(chosen), "factor": factor, "prompt": other})
+            change = dataclasses.replace(asked, path=layer, chosen=chosen)
             scores[at, unit] = measure((*made, change))
     return {
         "layers": layers,
         "axis": None if axis is None else array.axes[axis],
         "values": packed(scores),
         "base": number(base),
-        "code": _sweep_code(
-            runs, layers, array, axis, Change.of({"kind": kind, "path": path, "factor": factor, "prompt": other})
-        ),
+        "code": _sweep_code(runs, layers, array, axis, asked, metric_code(runs, prompt, explained)),
     }
 
 
@@ -118,31 +129,22 @@ def _measure(runs: Runs, prompt: str | None, explained: Any) -> Any:
     def measure(changes: Sequence[Change]) -> float:
         result = runs.call("bare", lambda f, _: f, args, runs.placed(prompt, changes))
         if language is None or language.logits is None:
-            numbers = [
-                x
-                for x in jax.tree.leaves(result)
-                if np.ndim(x) == 0 and np.issubdtype(np.asarray(x).dtype, np.floating)
-            ]
-            if not numbers:
-                raise ValueError("the program returns no number that a sweep could measure, such as a loss")
-            return float(numbers[0])
+            return float(only_number(result))
         logits = np.asarray(language.logits(result)[0, position], np.float64)
         return float(logits[tokens] @ signs)
 
     return measure
 
 
-def _sweep_code(runs: Runs, layers: Sequence[str], array: Array, axis: int | None, change: Change) -> str:
-    """Python that runs the program once for each layer and unit."""
-    index = ", ".join("unit" if i == axis else ":" for i in range(len(array.shape)))
-    action = {
-        "ablate": "set(0)",
-        "mean": f"set(x.mean({tuple(i for i in range(len(array.shape) - 1) if i != axis)}, keepdims=True)[{index}])",
-        "patch": f"set(other[{index}])",
-    }.get(change.kind)
-    if action is None:
+def _sweep_code(
+    runs: Runs, layers: Sequence[str], array: Array, axis: int | None, change: Change, explained: str
+) -> str:
+    """Python that runs the program once for each layer and unit, and keeps the number that is explained."""
+    if change.kind not in ("ablate", "mean", "patch"):
         return "# there is no short form of this sweep"
-    lines = [f"paths = {list(layers)}", "results = {}"]
+    ndim = len(array.shape)
+    index = ", ".join("unit" if i == axis else ":" for i in range(ndim)) or "..."
+    lines = [f"paths = {list(layers)}", explained, "scores = {}"]
     if change.kind == "patch":
         lines.append(f"other_args = (jnp.asarray([{runs.subject.token_ids(change.prompt)}]), *args[1:])")
         lines.append("_, records = sonde.capture(f, *paths)(*other_args)")
@@ -150,8 +152,8 @@ def _sweep_code(runs: Runs, layers: Sequence[str], array: Array, axis: int | Non
     if change.kind == "patch":
         lines.append("    other = records[path].value")
     lines.append(f"    for unit in range({1 if axis is None else array.shape[axis]}):")
-    lines.append(f"        new = lambda x, unit=unit: x.at[{index}].{action}")
-    lines.append("        results[path, unit] = sonde.edit(f, {path: new})(*args)")
+    lines.append(f"        new = lambda x, unit=unit: {changed_part(change, index, ndim, array.unit_axis)}")
+    lines.append("        scores[path, unit] = float(metric(sonde.edit(f, {path: new})(*args)))")
     return "\n".join(lines)
 
 
@@ -186,6 +188,8 @@ def comparison(job: Job, subject: str, other: str, prompt: str | None = None) ->
             "only_second": sorted({path for path, _ in found.only_second}),
             "unchecked": list(found.unchecked),
             "parting": None if found.parting is None else str(found.parting),
+            "code": f"{_IMPORTS}\n\n{_origin(second, prompt)}\ng = f\n{_origin(runs, prompt)}\n"
+            "print(sonde.tools.compare(f, g, grads=False)(*args))",
         }
 
     return runs.remembered(("comparison", other, prompt), compute)

@@ -58,7 +58,7 @@ def gradient_values(
         def explained_result(*args: Any, view_position: Any, view_tokens: Any, view_signs: Any, **kwargs: Any) -> Any:
             result = f(*args, **kwargs)
             if language is None or language.logits is None:
-                return _only_number(result)
+                return only_number(result)
             return jnp.sum(language.logits(result)[0, view_position][view_tokens] * view_signs)
 
         return site_gradients(explained_result, inside=runs.subject.inside)
@@ -83,14 +83,30 @@ def gradient_values(
     return at
 
 
-def _only_number(result: Any) -> Any:
+def only_number(result: Any) -> Any:
     """The number that a program returns; of several, the first floating point number."""
-    numbers = [
-        x for x in jax.tree.leaves(result) if jnp.ndim(x) == 0 and jnp.issubdtype(jnp.result_type(x), jnp.floating)
-    ]
-    if not numbers:
-        raise ValueError("the program returns no number that could be explained: a gradient needs one, such as a loss")
-    return numbers[0]
+    return jax.tree.leaves(result)[_place_of_number(result)]
+
+
+def _place_of_number(result: Any) -> int:
+    for place, x in enumerate(jax.tree.leaves(result)):
+        if jnp.ndim(x) == 0 and jnp.issubdtype(jnp.result_type(x), jnp.floating):
+            return place
+    raise ValueError("the program returns no number that could be explained: that needs one, such as a loss")
+
+
+def metric_code(runs: Runs, prompt: str | None, explained: Any) -> str:
+    """Python for the number that is explained: `metric`, a function of what the program returns."""
+    result, language = runs.run(prompt).result, runs.subject.language
+    is_array = jax.tree.structure(result) == jax.tree.structure(0)
+    if language is None or language.logits is None:
+        place = _place_of_number(result)
+        return f"metric = lambda result: {'result' if is_array else f'jax.tree.leaves(result)[{place}]'}"
+    position, tokens, signs = explained_number(runs, prompt, explained or {})
+    logits = "result" if is_array else "logits(result)"
+    explained_logits = [f"{logits}[0, {position}, {int(token)}]" for token, sign in zip(tokens, signs) if sign]
+    note = "" if is_array else "# logits is the function that was given to sonde.view\n"
+    return f"{note}metric = lambda result: {' - '.join(explained_logits)}"
 
 
 @operation

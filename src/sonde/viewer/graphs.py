@@ -77,7 +77,26 @@ def graph(
         "kept": kept,
         "of": total,
         "faithfulness": number(faithful),
+        "code": _graph_code(runs, prompt, kind, other, explained, share),
     }
+
+
+def _graph_code(runs: Runs, prompt: str | None, kind: str, other: str, explained: Any, share: float) -> str:
+    """Python for the graph; the page puts the program, its arguments and the metric in front."""
+    if kind == "features":
+        position, tokens, _ = explained_number(runs, prompt, explained or {})
+        return (
+            "transcoders = {place: d for place, d in dictionaries.items() if d.kind != 'autoencoder'}\n"
+            "graph = sonde.dictionaries.attribution_graph(\n    model, transcoders, max_features="
+            f"{_MOST_FEATURES}, tokens=[{int(tokens[0])}], logits=lambda result: result[0, {position}]\n)(*args)\n"
+            f"kept = graph.prune({share})\nprint(kept, kept.explained())"
+        )
+    baseline = f"(jnp.asarray([{runs.subject.token_ids(other)}]), *args[1:])" if other else "0"
+    return (
+        "senders, receivers, _ = model.circuit_sites()\n"
+        f"edges = sonde.tools.attribute_edges(f, senders, receivers, metric=metric, baseline={baseline})(*args)\n"
+        f"kept = edges.prune({share})\nprint(kept, kept.measured())"
+    )
 
 
 @operation
@@ -221,7 +240,9 @@ def _feature_graph(runs: Runs, prompt: str | None, changes: Any, explained: Any)
     if made:
         raise ValueError("the graph of features is that of the unchanged program: switch the changes off")
     position, tokens, signs = explained_number(runs, prompt, explained or {})
-    chosen = [int(token) for token, sign in zip(tokens, signs) if sign > 0]
+    if signs[1]:
+        raise ValueError("a graph of features explains one logit: take the second token back")
+    chosen = [int(tokens[0])]
 
     def compute() -> FeatureGraph:
         find = attribution_graph(

@@ -84,6 +84,7 @@ class Stored:
         return {
             "kind": "store",
             "name": self.name,
+            "folder": str(self.store.folder),
             "program": self.program,
             "arrays": [
                 {"path": a.path, "kind": a.kind, "shape": list(a.shape), "text": describe(a)} for a in self.store.arrays

@@ -11,7 +11,7 @@ export function changesList({ connection }, texts) {
     const on = el("input", { type: "checkbox", "aria-label": `On: ${text}` });
     on.checked = change.on !== false;
     on.addEventListener("change", () => put(changes.map((c, j) => (j === i ? { ...c, on: on.checked } : c))));
-    const factor = ["scale", "steer", "gradient"].includes(change.kind)
+    const factor = ["scale", "add", "steer", "gradient"].includes(change.kind)
       ? el("input", { type: "number", class: "factor", step: "0.5", "aria-label": `Factor of ${text}`, value: change.factor })
       : null;
     if (factor) factor.addEventListener("change", () => put(changes.map((c, j) => (j === i ? { ...c, factor: Number(factor.value) } : c))));

@@ -39,7 +39,7 @@ export async function compareView(context) {
       card(
         `${plural(rows.length, "value")}`,
         el("div", { class: "scroll", tabindex: "0" }, el("table", { class: "compared" }, el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" }, head)))), el("tbody", {}, ...rows.slice(0, AT_ONCE).map(row)))),
-        { name: "compare", code: () => context.python(`# g is ${choice.value}\nprint(sonde.tools.compare(f, g)(*args))`), note: rows.length > AT_ONCE ? `The first ${AT_ONCE} are listed.` : "" },
+        { name: "compare", code: answer.code, note: rows.length > AT_ONCE ? `The first ${AT_ONCE} are listed.` : "" },
       ),
     );
     return num(answer.drifts.length);

@@ -55,7 +55,7 @@ export async function graphView(context) {
     holder.replaceChildren(
       card(`Graph of ${KINDS[choices.kind]}`, [el("div", { class: "scroll-x", tabindex: "0" }, drawing(whole, choices, picked, act))], {
         name: "graph",
-        code: () => context.python(code()),
+        code: () => context.python(answer.code),
         note: `Orange adds to what is explained, blue takes away; wider is more. Drag a node to move it; Enter or a click shows it; P pins it; a click with Shift, or G, picks it for a group.${answer.edges.length < answer.kept && choices.kind === "components" ? ` The strongest ${answer.edges.length} edges are drawn.` : ""}`,
         more: [el("button", { class: "tool", type: "button", on: { click: async () => saveJson(await context.connection.ask("graph_file", { ...question(), groups: choices.groups }), "graph.json") } }, "JSON")],
       }),
@@ -115,10 +115,6 @@ export async function graphView(context) {
     return line;
   }
 
-  const code = () =>
-    choices.kind === "components"
-      ? `import jax.numpy as jnp\nsenders, receivers, _ = f.circuit_sites()\nmetric = lambda logits: logits[0, ${state.at}, ${state.token ?? `logits[0, ${state.at}].argmax()`}]${state.against === null ? "" : ` - logits[0, ${state.at}, ${state.against}]`}\nedges = sonde.tools.attribute_edges(f, senders, receivers, metric=metric, baseline=${other.value ? `(jnp.asarray([f.tokenizer.encode(${JSON.stringify(other.value)})]),)` : "0"})(*args)\nkept = edges.prune(${choices.share})\nprint(kept, kept.measured())`
-      : `graph = sonde.dictionaries.attribution_graph(f, transcoders${state.token === null ? "" : `, tokens=[${state.token}]`}, logits=lambda result: result[0, ${state.at}])(*args)\nprint(graph.prune(${choices.share}))`;
   slider.addEventListener("change", () => (put({ share: Number(slider.value) }), load()));
   kind.addEventListener("change", () => (put({ kind: kind.value, pinned: [], groups: {}, places: {} }), load()));
   other.addEventListener("change", () => (update({ other: other.value }, { replace: true }), load()));

@@ -11,7 +11,7 @@ import { generateView } from "/static/generate.js";
 import { graphView } from "/static/graph.js";
 import { attributionView, lensView } from "/static/layers.js";
 import { siteOf, siteView } from "/static/siteview.js";
-import { activeChanges, current, redo, runOf, undo, update } from "/static/state.js";
+import { activeChanges, current, explained, redo, runOf, undo, update } from "/static/state.js";
 import { sweepView } from "/static/sweep.js";
 import { nextTokens, promptBox, resultLines, tokensLegend, tokenStrip, visible } from "/static/text.js";
 
@@ -92,11 +92,13 @@ export class ProgramPage {
     return `Explained is the logit of ${target}${against === null ? "" : ` minus that of ${name(against)}`} after position ${position}, ${visible(tokens[position]?.text ?? "")}. Choose others with + and − beside the tokens that are likely next.`;
   }
 
-  // Python as it runs by itself: with the prompt and the changes of the page, in which `f` and `args` are these.
+  // Python as it runs by itself: with the prompt and the changes of the page, in which `f` and `args` are these, and
+  // `metric`, if the code reads it, is the number that is explained.
   async python(code) {
     const { subject, prompt, changes } = current();
-    const answer = await this.context.connection.ask("python", { subject, prompt, changes });
-    return `${answer.start}\n\n${code}`;
+    const isExplained = /\bmetric\b/.test(code);
+    const answer = await this.context.connection.ask("python", { subject, prompt, changes, explained: isExplained ? explained() : null });
+    return `${answer.start}\n\n${isExplained ? `${answer.metric}\n` : ""}${code}`;
   }
 
   // ---------------------------------------------------------------------------------------------------------- runs

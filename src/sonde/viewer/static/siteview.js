@@ -10,14 +10,12 @@ import { visible } from "/static/text.js";
 const WIDEST = 900;
 
 // Python that makes the numbers of the picture.
-function codeOf({ path, call }, reads) {
+function codeOf({ path, call }) {
   const name = JSON.stringify(path);
-  if (current().show !== "gradient") return `_, records = sonde.capture(f, ${name})(*args)\nvalue = records[${name}].values[${call}]`;
-  const { at, token, against } = current();
-  const logit = (id) => `logits[0, ${at}, ${id}]`;
-  const metric = token === null ? `logits[0, ${at}].max()` : logit(token);
-  const explain = !reads ? "" : `, metric=lambda logits: ${metric}${against === null ? "" : ` - ${logit(against)}`}`;
-  return `_, records = sonde.tools.site_gradients(f, ${name}${explain})(*args)\ngradient = records[${name}].grads[${call}]`;
+  const value = (of, program) => `_, records = sonde.capture(${program}, ${name})(*args)\n${of} = records[${name}].values[${call}]`;
+  if (current().show === "value") return value("value", "f");
+  if (current().show === "change") return `${value("before", "unchanged")}\n${value("after", "f")}\nchange = after - before`;
+  return `_, records = sonde.tools.site_gradients(f, ${name}, metric=metric)(*args)\ngradient = records[${name}].grads[${call}]`;
 }
 
 // What every question about the shown site says.
@@ -151,7 +149,7 @@ async function pictureCard(context, facts, place, shown) {
   const path = JSON.stringify(facts.path);
   return card({ value: "Value", gradient: "Gradient", change: "What changed" }[state.show], [body, actions], {
     name: facts.path,
-    code: () => context.python(codeOf(facts, context.tokens.length > 0)),
+    code: () => context.python(codeOf(facts)),
   });
 }
 

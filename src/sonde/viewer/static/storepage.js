@@ -112,7 +112,7 @@ export class StorePage {
       line.style.height = line.style.lineHeight = `${tall}px`;
       return line;
     }));
-    const code = `kept = sonde.store.open(folder)\nkept${{ values: "", grads: ".grads", taken: ".taken", keys: ".row_keys" }[array.kind]}[${JSON.stringify(array.path)}][${answer.is_text ? answer.first : `${answer.first}:${answer.first + rows}`}]`;
+    const code = `import sonde\n\nkept = sonde.store.open(${JSON.stringify(store.folder)})\nkept${{ values: "", grads: ".grads", taken: ".taken", keys: ".row_keys" }[array.kind]}[${JSON.stringify(array.path)}][${answer.is_text ? answer.first : `${answer.first}:${answer.first + rows}`}]`;
     return el(
       "div",
       { class: "stack" },
