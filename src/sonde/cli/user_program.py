@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Iterator
-from typing import Any
 
 import click
 
-import sonde
 from sonde._extras import MissingExtra
 from sonde.cli.exit_codes import Failed, Unusable
 from sonde.cli.target import Target, last_line
@@ -56,14 +54,3 @@ def running(
         advice += [] if show_traceback else ["--traceback shows where"]
         more = f"\n{'; '.join(advice)}." if advice else ""
         raise Failed(f"{program.name} failed:\n  {last_line(error)}{more}") from error
-
-
-def check_has_sites(program: Target, inside: Any = None) -> int | None:
-    """The number of sites of a program; None if only running it could tell. Raises if there are none."""
-    try:
-        listed = sonde.sites(program.f, grads=False, inside=inside)(*program.args, **program.kwargs)
-    except Exception:  # it cannot be traced, for example because it branches on values
-        return None
-    if not listed.paths:
-        raise no_sites(program.name)
-    return len(listed.paths)

@@ -52,13 +52,7 @@ class SpectralNorm(Module):
 
     @compact
     def __call__(self, *args: Any, update_stats: bool, **kwargs: Any) -> Any:
-        """Calls the layer with normalized weights.
-
-        Args:
-            *args: Arguments for the layer.
-            update_stats: Whether to store the iteration's state for the next call.
-            **kwargs: Keyword arguments for the layer.
-        """
+        """Calls the layer with normalized weights; `update_stats` stores the iteration's state for the next call."""
 
         def normalized(variables: Mapping[str, Any]) -> Any:
             return jax.tree_util.tree_map_with_path(lambda p, w: self._normalize(p, w, update_stats), variables)

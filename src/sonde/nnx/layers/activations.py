@@ -48,14 +48,7 @@ class PReLU(Module):
         self.promote_dtype = promote_dtype
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """Applies the activation.
-
-        Args:
-            inputs: any array.
-
-        Returns:
-            An array shaped as the inputs.
-        """
+        """Applies the activation to any array."""
         slope = self.negative_slope[...]
         if self.dtype is None:
             return ops.prelu(inputs, jnp.asarray(slope, jnp.result_type(inputs)))

@@ -110,14 +110,9 @@ class Conv(Module):
 
     @names_its_place
     def __call__(self, inputs: jax.Array, out_sharding: OutSharding | None = None) -> jax.Array:
-        """Convolves.
+        """Convolves `(batch..., spatial..., in_features)` to `(batch..., spatial..., out_features)`.
 
-        Args:
-            inputs: `(batch..., spatial..., in_features)`.
-            out_sharding: sharding of the result, under explicit sharding.
-
-        Returns:
-            `(batch..., spatial..., out_features)`.
+        `out_sharding` is the sharding of the result, under explicit sharding.
         """
         return ops.conv(
             inputs,
@@ -214,14 +209,7 @@ class ConvTranspose(Module):
 
     @names_its_place
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """Convolves.
-
-        Args:
-            inputs: `(batch..., spatial..., in_features)`.
-
-        Returns:
-            `(batch..., spatial..., out_features)`.
-        """
+        """Convolves `(batch..., spatial..., in_features)` to `(batch..., spatial..., out_features)`."""
         return ops.conv_transpose(
             inputs,
             self.kernel[...],

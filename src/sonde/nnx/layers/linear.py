@@ -81,15 +81,7 @@ class Linear(Module):
 
     @names_its_place
     def __call__(self, inputs: jax.Array, out_sharding: OutSharding | None = None) -> jax.Array:
-        """Applies the map.
-
-        Args:
-            inputs: `(..., in_features)`.
-            out_sharding: sharding of the result, under explicit sharding.
-
-        Returns:
-            `(..., out_features)`.
-        """
+        """Maps `(..., in_features)` to `(..., out_features)`, sharded by `out_sharding` under explicit sharding."""
         return ops.dense(
             inputs,
             self.kernel[...],
@@ -203,14 +195,9 @@ class LinearGeneral(Module):
 
     @names_its_place
     def __call__(self, inputs: jax.Array, out_sharding: OutSharding | None = None) -> jax.Array:
-        """Applies the map.
+        """Maps the contracted axes; returns the axes (batch, remaining axes, out_features).
 
-        Args:
-            inputs: an array with the contracted axes and the batch axes.
-            out_sharding: sharding of the result, under explicit sharding.
-
-        Returns:
-            An array with the axes (batch, remaining axes, out_features).
+        `out_sharding` is the sharding of the result, under explicit sharding.
         """
         dot_general = self.dot_general
         if dot_general is None:
@@ -296,15 +283,12 @@ class Einsum(Module):
     def __call__(
         self, inputs: jax.Array, einsum_str: str | None = None, out_sharding: OutSharding | None = None
     ) -> jax.Array:
-        """Applies the map.
+        """The result of the equation, plus the bias.
 
         Args:
             inputs: the first operand.
             einsum_str: overrides the layer's equation.
             out_sharding: sharding of the result, under explicit sharding.
-
-        Returns:
-            The result of the equation, plus the bias.
         """
         return ops.einsum(
             self.einsum_str if einsum_str is None else einsum_str,
@@ -365,14 +349,9 @@ class Embed(Module):
 
     @names_its_place
     def __call__(self, inputs: jax.Array, out_sharding: OutSharding | None = None) -> jax.Array:
-        """Looks up vectors.
+        """Looks up the vectors of integers: `(*inputs.shape, features)`.
 
-        Args:
-            inputs: integers, any shape.
-            out_sharding: sharding of the result, under explicit sharding.
-
-        Returns:
-            `(*inputs.shape, features)`.
+        `out_sharding` is the sharding of the result, under explicit sharding.
         """
         return ops.embed(
             inputs,
@@ -384,14 +363,9 @@ class Embed(Module):
 
     @names_its_place
     def attend(self, query: jax.Array, out_sharding: OutSharding | None = None) -> jax.Array:
-        """Scores queries against every vector: the logits of a model with tied weights.
+        """Scores queries `(..., features)` against every vector: the logits of a model with tied weights.
 
-        Args:
-            query: `(..., features)`.
-            out_sharding: sharding of the result, under explicit sharding.
-
-        Returns:
-            `(..., num_embeddings)`.
+        `out_sharding` is the sharding of the result, `(..., num_embeddings)`, under explicit sharding.
         """
         return ops.attend(
             query,

@@ -83,15 +83,7 @@ class LoRA(Module):
 
     @names_its_place
     def __call__(self, x: jax.Array, **kwargs: Any) -> jax.Array:
-        """Applies the map, and adds the output of the other layer if there is one.
-
-        Args:
-            x: `(..., in_features)`.
-            **kwargs: for the other layer.
-
-        Returns:
-            `(..., out_features)`.
-        """
+        """Maps `(..., in_features)`, and adds the output of the other layer, which gets `kwargs`."""
         # The other layer gets its input in this dtype too.
         x, a, b = promote_all(self.promote_dtype, (x, self.lora_a[...], self.lora_b[...]), self.dtype)
         y = ops.low_rank(x, a, b, promote_dtype=None)
@@ -163,13 +155,5 @@ class LoRALinear(Linear):
         )
 
     def __call__(self, x: jax.Array, out_sharding: OutSharding | None = None) -> jax.Array:  # type: ignore[override]
-        """Applies both maps.
-
-        Args:
-            x: `(..., in_features)`.
-            out_sharding: sharding of the result, under explicit sharding.
-
-        Returns:
-            `(..., out_features)`.
-        """
+        """Applies both maps to `(..., in_features)`; `out_sharding` is for explicit sharding."""
         return super().__call__(x, out_sharding=out_sharding) + self.lora(x)

@@ -57,14 +57,7 @@ class MLP(Module):
         self.activation = activation
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Applies the maps.
-
-        Args:
-            x: `(..., features)`.
-
-        Returns:
-            `(..., features)`.
-        """
+        """Applies the maps to `(..., features)`."""
         if self.gate is None:
             hidden = self.activation(sow(self.up(x), "pre"))
         else:

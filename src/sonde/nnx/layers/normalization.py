@@ -127,9 +127,6 @@ class BatchNorm(_Norm):
             x: the inputs.
             use_running_average: overrides the layer's own setting.
             mask: which elements count for the statistics; broadcast to the inputs.
-
-        Returns:
-            An array shaped as `x`.
         """
         by_running_average = chosen(self, "use_running_average", use_running_average, self.use_running_average)
         y, mean, var = ops.batch_norm(
@@ -230,15 +227,7 @@ class LayerNorm(_Norm):
 
     @names_its_place
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
-        """Normalizes.
-
-        Args:
-            x: the inputs.
-            mask: which elements count for the statistics; broadcast to the inputs.
-
-        Returns:
-            An array shaped as `x`.
-        """
+        """Normalizes `x`; `mask`, broadcast to it, says which elements count."""
         return ops.layer_norm(
             x,
             value_of(self.scale),
@@ -309,15 +298,7 @@ class RMSNorm(_Norm):
 
     @names_its_place
     def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-        """Normalizes.
-
-        Args:
-            x: the inputs.
-            mask: which elements count for the mean square; broadcast to the inputs.
-
-        Returns:
-            An array shaped as `x`.
-        """
+        """Normalizes `x`; `mask`, broadcast to it, says which elements count."""
         return ops.rms_norm(
             x,
             value_of(self.scale),
@@ -399,15 +380,7 @@ class GroupNorm(_Norm):
 
     @names_its_place
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
-        """Normalizes.
-
-        Args:
-            x: `(batch, ..., num_features)`.
-            mask: which elements count for the statistics; broadcast to the inputs.
-
-        Returns:
-            An array shaped as `x`.
-        """
+        """Normalizes `(batch, ..., num_features)`; `mask`, broadcast to it, says which elements count."""
         return ops.group_norm(
             x,
             value_of(self.scale),
@@ -483,15 +456,7 @@ class InstanceNorm(_Norm):
 
     @names_its_place
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
-        """Normalizes.
-
-        Args:
-            x: `(batch, ..., features)`.
-            mask: which elements count for the statistics; broadcast to the inputs.
-
-        Returns:
-            An array shaped as `x`.
-        """
+        """Normalizes `(batch, ..., features)`; `mask`, broadcast to it, says which elements count."""
         return ops.instance_norm(
             x,
             value_of(self.scale),

@@ -40,15 +40,7 @@ class RNNCellBase(Module):
     """
 
     def __call__(self, carry: Any, inputs: jax.Array) -> tuple[Any, jax.Array]:
-        """Runs one step.
-
-        Args:
-            carry: the memory.
-            inputs: the inputs of this step.
-
-        Returns:
-            The new memory and the output.
-        """
+        """Runs one step: from the memory and the step's inputs to the new memory and the output."""
         raise TypeError(f"{type(self).__name__} must define __call__(carry, inputs) to be a cell.")
 
     def initialize_carry(
@@ -60,9 +52,6 @@ class RNNCellBase(Module):
             input_shape: shape of one step's inputs.
             rngs: random streams or one stream.
             carry_init: initializer of the memory.
-
-        Returns:
-            The memory.
         """
         raise TypeError(
             f"{type(self).__name__} must define initialize_carry(input_shape, rngs) to be a recurrent cell."
@@ -105,15 +94,12 @@ class _VectorCell(RNNCellBase):
     def initialize_carry(
         self, input_shape: tuple[int, ...], rngs: Rngs | RngStream | None = None, carry_init: Init | None = None
     ) -> Any:
-        """Makes the initial memory: zeros, unless an initializer is given.
+        """Makes the initial memory: one or two arrays `(batch..., hidden_features)`, zeros by default.
 
         Args:
             input_shape: `(batch..., in_features)`.
             rngs: random streams or one stream.
             carry_init: initializer of the memory.
-
-        Returns:
-            One or two arrays `(batch..., hidden_features)`, as the cell needs.
         """
         source = rngs if rngs is not None else self.rngs
         if source is None:
@@ -237,14 +223,9 @@ class LSTMCell(_GatedCell):
 
     @names_its_place
     def __call__(self, carry: Pair, inputs: jax.Array) -> tuple[Pair, jax.Array]:  # type: ignore[override]
-        """Runs one step.
+        """Runs one step on inputs `(batch..., in_features)`; returns the new carry and the output.
 
-        Args:
-            carry: memory and last output, each `(batch..., hidden_features)`.
-            inputs: `(batch..., in_features)`.
-
-        Returns:
-            The new pair and the output.
+        The carry is the memory and the last output, each `(batch..., hidden_features)`.
         """
         ops.check_carry(carry, inputs, self.hidden_features, parts=2)
         c, h = carry
@@ -322,15 +303,7 @@ class GRUCell(_GatedCell):
 
     @names_its_place
     def __call__(self, carry: jax.Array, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Runs one step.
-
-        Args:
-            carry: the state, `(batch..., hidden_features)`.
-            inputs: `(batch..., in_features)`.
-
-        Returns:
-            The new state, both as the carry and as the output.
-        """
+        """Runs one step on inputs `(batch..., in_features)`; returns the new state, as the carry and as the output."""
         ops.check_carry(carry, inputs, self.hidden_features, parts=1)
         r_i, z_i, n_i = ops.split_gates(self.dense_i(inputs), 3)
         r_h, z_h, n_h = ops.split_gates(self.dense_h(carry), 3)
@@ -422,15 +395,7 @@ class SimpleCell(_VectorCell):
 
     @names_its_place
     def __call__(self, carry: jax.Array, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Runs one step.
-
-        Args:
-            carry: the state, `(batch..., hidden_features)`.
-            inputs: `(batch..., in_features)`.
-
-        Returns:
-            The new state, both as the carry and as the output.
-        """
+        """Runs one step on inputs `(batch..., in_features)`; returns the new state, as the carry and as the output."""
         ops.check_carry(carry, inputs, self.hidden_features, parts=1)
         total = self.dense_i(inputs) + self.dense_h(carry)
         return ops.simple_rnn(carry, total, residual=self.residual, activation_fn=self.activation_fn)

@@ -60,14 +60,9 @@ class RoPE(Module):
 
     @names_its_place
     def __call__(self, x: jax.Array, input_positions: jax.Array | None = None) -> jax.Array:
-        """Rotates every vector by its position.
+        """Rotates every vector of `(batch..., length, embedding_size)` by its position, in float32 at least.
 
-        Args:
-            x: `(batch..., length, embedding_size)`.
-            input_positions: `(batch..., length)`, with at most as many batch axes as `x`; None counts from zero.
-
-        Returns:
-            An array shaped as `x`, in float32 at least.
+        `input_positions` is `(batch..., length)`, with at most as many batch axes as `x`; None counts from zero.
         """
         return self.turn(x[..., None, :], input_positions)[..., 0, :]
 

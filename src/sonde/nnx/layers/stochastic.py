@@ -59,15 +59,12 @@ class Dropout(Module):
         deterministic: bool | None = None,
         rngs: Rngs | RngStream | jax.Array | None = None,
     ) -> jax.Array:
-        """Applies dropout.
+        """Applies dropout to any array.
 
         Args:
-            inputs: any array.
+            inputs: the array.
             deterministic: overrides the layer's own setting.
             rngs: random streams, one stream or a key, in place of the layer's own stream.
-
-        Returns:
-            An array shaped as the inputs.
         """
         if chosen(self, "deterministic", deterministic, self.deterministic) or self.rate == 0.0:
             return inputs

@@ -82,14 +82,9 @@ class SpectralNorm(Module):
 
     @names_its_place
     def __call__(self, x: jax.Array, update_stats: bool | None = None) -> Any:
-        """Normalizes the kernels, writes them into the layer and calls it.
+        """Normalizes the kernels, writes them into the layer and calls it on `x`.
 
-        Args:
-            x: the inputs of the wrapped layer.
-            update_stats: whether to update the iteration's state; overrides the layer's own setting.
-
-        Returns:
-            What the wrapped layer returns.
+        `update_stats` says whether to update the iteration's state, and overrides the layer's own setting.
         """
         own = None if self.use_running_average is None else not self.use_running_average
         update_stats = chosen(self, "update_stats", update_stats, own)
@@ -177,16 +172,7 @@ class WeightNorm(Module):
 
     @names_its_place
     def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Normalizes the kernels, writes them into the layer and calls it.
-
-        Args:
-            x: the first argument of the wrapped layer.
-            *args: its other arguments.
-            **kwargs: its keyword arguments.
-
-        Returns:
-            What the wrapped layer returns.
-        """
+        """Normalizes the kernels, writes them into the layer and calls it with these arguments."""
         for path, kernel in _params(self.layer_instance, self.variable_filter):
             value = ops.weight_norm(
                 kernel[...],

@@ -313,18 +313,9 @@ class Sequential(Module):
         self.layers = List(fns)
 
     def __call__(self, *args: Any, rngs: Any = None, **kwargs: Any) -> Any:
-        """Applies all of them in turn.
+        """Applies all of them in turn, the first to these arguments; returns what the last returns.
 
-        Args:
-            *args: arguments of the first.
-            rngs: random streams, passed to each that takes them.
-            **kwargs: keyword arguments of the first.
-
-        Returns:
-            What the last returns.
-
-        Raises:
-            TypeError: one of them cannot be called.
+        Those that take `rngs` get it. One that cannot be called is a TypeError.
         """
         from sonde.ops.chaining import call_in_turn  # here, so that `import sonde.nnx` does not load it
 

@@ -70,15 +70,9 @@ class EMA(Pytree):
             average.set_value(jnp.asarray(self.decay * old_average + (1 - self.decay) * value, old_average.dtype))
 
     def apply_to(self, model: A) -> A:
-        """A new model like the given one, with the averages in place of its Variables.
+        """A new model like the given one, which stays as it is, with the averages in place of its Variables.
 
         The averages are shared: later updates change the new model too.
-
-        Args:
-            model: the model; it is left as it is.
-
-        Returns:
-            The new model.
         """
         walked = walk(model, graph=resolve(self.graph), verb="EMA.apply_to")
         averages = dict(to_flat_state(self.params))

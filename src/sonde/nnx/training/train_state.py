@@ -61,28 +61,15 @@ class TrainState(Generic[M]):
         return cls(graphdef=graphdef, params=params, opt_state=tx.init(params), step=jnp.asarray(step), tx=tx, **kwargs)
 
     def apply(self, state: Any, *states: Any) -> Any:
-        """Calls the model with some of the states: `state.apply("params")(x)`.
+        """Calls the model with some of the states, or names of fields that hold them: `state.apply("params")(x)`.
 
-        Args:
-            state: a State, or the name of a field that holds one.
-            *states: more of them.
-
-        Returns:
-            An object that is called like the model, and has its methods; see `GraphDef.apply`.
+        The object returned is called like the model, and has its methods; see `GraphDef.apply`.
         """
         states_to_merge = (getattr(self, s) if isinstance(s, str) else s for s in (state, *states))
         return self.graphdef.apply(*states_to_merge)
 
     def apply_gradients(self, grads: Any, **kwargs: Any) -> Self:
-        """The train state after one optimizer step.
-
-        Args:
-            grads: gradients with respect to `params`.
-            **kwargs: fields to replace as well.
-
-        Returns:
-            The new train state.
-        """
+        """The train state after one optimizer step on gradients of `params`; `kwargs` are fields to replace as well."""
         updates, opt_state = self.tx.update(grads, self.opt_state, self.params)
         return self.replace(
             step=self.step + 1, params=optax.apply_updates(self.params, updates), opt_state=opt_state, **kwargs
