@@ -120,18 +120,18 @@ class AgentTool:
         Args:
             arguments: The arguments of the call. Empty ones count as absent: agents fill in what they leave out.
         """
-        known = (*self.required, *self.optional)
-        unknown = [name for name in arguments if name not in known]
+        parameters = (*self.required, *self.optional)
+        unknown = [name for name in arguments if name not in parameters]
         if unknown:
-            raise Unusable(f"there is no argument `{unknown[0]}`; there are {', '.join(known)}")
-        given = {name: value for name, value in arguments.items() if value not in (None, "", [])}
-        missing = [name for name in self.required if name not in given]
+            raise Unusable(f"there is no argument `{unknown[0]}`; there are {', '.join(parameters)}")
+        filled = {name: value for name, value in arguments.items() if value not in (None, "", [])}
+        missing = [name for name in self.required if name not in filled]
         if missing:
             raise Unusable(f"`{missing[0]}` is missing: {PARAMETERS[missing[0]].description}")
-        words = {name: PARAMETERS[name].words(given[name], name) for name in known if name in given}
+        words = {name: PARAMETERS[name].words(filled[name], name) for name in parameters if name in filled}
         options = [word for name in words if PARAMETERS[name].option for word in words[name]]
         positional = [word for name in words if not PARAMETERS[name].option for word in words[name]]
-        fixed = [option for option in self.fixed if not (option == _NO_PAGE and "page" in given)]
+        fixed = [option for option in self.fixed if not (option == _NO_PAGE and "page" in filled)]
         # After `--`, nothing is taken for an option of the command.
         return [self.command, *options, *fixed, "--", *positional]
 

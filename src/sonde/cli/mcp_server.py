@@ -67,22 +67,22 @@ async def answer(name: str, arguments: dict[str, Any], folder: Path, python: str
     if name not in TOOLS:
         raise Unusable(f"there is no tool {name!r}; there are {', '.join(TOOLS)}")
     tool = TOOLS[name]
-    done = await run_limited([python, "-m", "sonde.cli", "--quiet", *tool.command_line(arguments)], folder, limits)
-    stdout, stderr = done.stdout.strip(), done.stderr.strip()
-    if done.exceeded:
+    process = await run_limited([python, "-m", "sonde.cli", "--quiet", *tool.command_line(arguments)], folder, limits)
+    stdout, stderr = process.stdout.strip(), process.stderr.strip()
+    if process.exceeded:
         raise CommandFailed(
-            f"{name} was ended: {done.exceeded}. Take smaller inputs or fewer sites, or start `sonde mcp` with another "
-            f"--seconds or --gigabytes.{_printed(stderr)}"
+            f"{name} was ended: {process.exceeded}. Take smaller inputs or fewer sites, or start `sonde mcp` with "
+            f"another --seconds or --gigabytes.{_printed(stderr)}"
         )
-    if tool.keeps_stderr and done.code >= 0:
-        heading = "" if done.code == FINE else f"exit code {done.code}\n"
+    if tool.keeps_stderr and process.code >= 0:
+        heading = "" if process.code == FINE else f"exit code {process.code}\n"
         text = "\n".join(filter(None, [stderr, stdout]))
         return _shortened(heading + (text or "Nothing was printed, and nothing that is not finite was found."))
-    if done.code in (FINE, FOUND) or (done.code == FAILED and stdout):
+    if process.code in (FINE, FOUND) or (process.code == FAILED and stdout):
         return _shortened(stdout) + _printed(stderr)
-    if done.code < 0:
-        raise CommandFailed(f"{name} was ended by signal {-done.code}.{_printed(stderr)}")
-    raise CommandFailed(_shortened(stderr or stdout or f"exit code {done.code}", keep_end=True))
+    if process.code < 0:
+        raise CommandFailed(f"{name} was ended by signal {-process.code}.{_printed(stderr)}")
+    raise CommandFailed(_shortened(stderr or stdout or f"exit code {process.code}", keep_end=True))
 
 
 def _printed(stderr: str) -> str:

@@ -86,18 +86,18 @@ def run(command: Sequence[str], *, aliased: bool) -> Run:
     """
     with tempfile.TemporaryDirectory() as folder:
         outcomes = Path(folder, "tests.xml")
-        wanted = f"--junitxml={outcomes} -o junit_logging=system-out"
-        environment = {**os.environ, "PYTEST_ADDOPTS": f"{os.environ.get('PYTEST_ADDOPTS', '')} {wanted}".strip()}
+        options = f"--junitxml={outcomes} -o junit_logging=system-out"
+        environment = {**os.environ, "PYTEST_ADDOPTS": f"{os.environ.get('PYTEST_ADDOPTS', '')} {options}".strip()}
         if aliased:
             path = os.environ.get("PYTHONPATH")
             environment |= {REPORTS: folder, "PYTHONPATH": os.pathsep.join([str(ALIASED), *([path] if path else [])])}
         start = time.perf_counter()
-        done = subprocess.run(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        process = subprocess.run(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         seconds = time.perf_counter() - start
         tests = _tests(outcomes) if outcomes.exists() else None
         reports = [json.loads(file.read_text()) for file in sorted(Path(folder).glob("*.json"))] if aliased else []
     asks = list({(a["name"], a["answer"]): a for asks in reports for a in asks}.values()) if reports else None
-    return Run(done.returncode, seconds, done.stdout, tests, asks)
+    return Run(process.returncode, seconds, process.stdout, tests, asks)
 
 
 def _tests(file: Path) -> dict[str, OneTest]:

@@ -88,11 +88,11 @@ def run(
                 | written
             )
         else:
-            first, _, others = str(watch.found).partition("\n")
+            first, _, further = str(watch.found).partition("\n")
             err = console(stderr=True)
             err.print(f"Not finite in {watch.place} (from 0):", soft_wrap=True)
             err.print(first, style="bold red", soft_wrap=True)
-            err.print(others, soft_wrap=True)
+            err.print(further, soft_wrap=True)
             for kind, place in written.items():
                 err.print(f"{kind}: {place}", soft_wrap=True)
         context.exit(FOUND)

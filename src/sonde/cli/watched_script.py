@@ -151,19 +151,19 @@ class Watch:
         """Whether a call has computed something that is not finite; what it was given or holds as a constant is not."""
         self._searches[_code_of(call.f)] += 1
         try:
-            call, found = self._explained(call)
+            call, nonfinite = self._explained(call)
         except Exception as error:
             self.unexplained.append(f"{call} has a result that is not finite, but could not be repeated: {error}")
             return False
-        if found is None:
+        if nonfinite is None:
             return False
         # An Inf that the script passes in is meant, as a best loss is that starts there; so is a NaN that comes out as
         # it went in. If the call computes with a NaN, the data are broken, or a part of the script that is not watched.
-        is_computed_on = found.operation == "argument" and found.nans and found.reached
-        if found.operation in ("argument", "constant") and not is_computed_on:
-            self._intended = call, found
+        is_computed_on = nonfinite.operation == "argument" and nonfinite.nans and nonfinite.reached
+        if nonfinite.operation in ("argument", "constant") and not is_computed_on:
+            self._intended = call, nonfinite
             return False
-        self.found, self.found_in, self.place = found, call, str(call)
+        self.found, self.found_in, self.place = nonfinite, call, str(call)
         return True
 
     def _explained(self, call: Call) -> tuple[Call, NonFinite | None]:
@@ -175,13 +175,13 @@ class Watch:
         """
         self._is_busy = True
         try:
-            failure, found = None, None
+            failure, nonfinite = None, None
             try:
-                found = first_nonfinite(call.f, inside=self._inside)(*call.args, **call.kwargs)
+                nonfinite = first_nonfinite(call.f, inside=self._inside)(*call.args, **call.kwargs)
             except Exception as error:
                 failure = error
-            if found is not None:
-                return call, found
+            if nonfinite is not None:
+                return call, nonfinite
             with suppress(Exception):
                 call = call._replace(f=_as_traced(call))
                 return call, first_nonfinite(call.f)(*call.args, **call.kwargs)
@@ -240,17 +240,17 @@ class Watch:
         that the last call has computed and dropped.
         """
         if self._intended is not None:
-            call, found = self._intended
+            call, nonfinite = self._intended
         elif self._finished is not None and self.failed is None:
-            call, found = self._finished, None
+            call, nonfinite = self._finished, None
             self._is_busy = True
             with suppress(Exception):
-                found = first_nonfinite(call.f, inside=self._inside, discarded=True)(*call.args, **call.kwargs)
+                nonfinite = first_nonfinite(call.f, inside=self._inside, discarded=True)(*call.args, **call.kwargs)
             self._is_busy = False
         else:
             return
-        if found is not None:
-            self.found = dataclasses.replace(found, error=error, doubt=UNRELATED)
+        if nonfinite is not None:
+            self.found = dataclasses.replace(nonfinite, error=error, doubt=UNRELATED)
             self.found_in, self.place = call, str(call)
 
 
@@ -420,8 +420,8 @@ def watching_names(names: dict[str, Any], watch: Watch) -> Iterator[None]:
     try:
         yield
     finally:
-        for (place, old), (_, own) in zip(before, watched):
-            place.update({name: old[name] for name, value in own.items() if place.get(name) is value})
+        for (place, before_value), (_, own) in zip(before, watched):
+            place.update({name: before_value[name] for name, value in own.items() if place.get(name) is value})
 
 
 def _attributes_of(value: Any) -> dict[str, Any] | None:

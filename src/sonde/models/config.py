@@ -177,10 +177,10 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
         >>> activation("relu").__name__
         'relu'
     """
-    known = ACTIVATIONS.get(name)
-    if known is None:
+    function = ACTIVATIONS.get(name)
+    if function is None:
         raise ModelFileError(f"unknown activation {name!r}; known are {', '.join(sorted(ACTIVATIONS))}.")
-    return known
+    return function
 
 
 def _gelu_exact(x: jax.Array) -> jax.Array:

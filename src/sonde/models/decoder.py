@@ -60,11 +60,11 @@ class Decoder(Tower):
             Logits, `(batch, vocabulary)`, and the new cache.
         """
         x = self.embedded(tokens, positions)
-        x, new = run_blocks(
+        x, new_keys_values = run_blocks(
             self.blocks, self.config, x, positions=positions, valid=valid, cache=cache, text_length=text_length
         )
-        assert new is not None
-        return self.readout(x[:, -1:])[:, 0], new
+        assert new_keys_values is not None
+        return self.readout(x[:, -1:])[:, 0], new_keys_values
 
     def new_cache(self, batch: int, slots: int) -> KeyValueCache:
         """An empty cache for texts of at most `slots` tokens."""

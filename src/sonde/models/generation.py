@@ -164,12 +164,12 @@ def generate(
     }
     prompt, padding = jnp.asarray(tokens), jnp.asarray((~mask).sum(1).astype(np.int32))
     if stream:
-        new, lengths = _streamed(
+        new_tokens, lengths = _streamed(
             model, prompt, padding, steps=max_new_tokens, fill=fill, show=_shower(model, stream), **options
         )
     else:
-        new, lengths = _whole(model, prompt, padding, steps=max_new_tokens, fill=fill, **options)
-    return Generated(new, lengths, prompt, padding, tokenizer)
+        new_tokens, lengths = _whole(model, prompt, padding, steps=max_new_tokens, fill=fill, **options)
+    return Generated(new_tokens, lengths, prompt, padding, tokenizer)
 
 
 def from_token(new: Any, first: int = 0) -> Edit:
@@ -228,28 +228,28 @@ def _outgrows_its_cache(model: Decoder, rows: list[list[int]], new: int) -> bool
         ValueError: they do, and an edit is running, which cannot be repeated when the text is read again.
     """
     rotaries = [kind.rotary for kind in model.config.kinds if kind.rotary is not None]
-    found = any(rotary.changes_between(len(row), len(row) + new - 1) for rotary in rotaries for row in rows)
+    outgrows = any(rotary.changes_between(len(row), len(row) + new - 1) for rotary in rotaries for row in rows)
     state = capture_state()
-    if found and state is not None and state.edits:
+    if outgrows and state is not None and state.edits:
         raise ValueError(
             f"the rotary frequencies of this model change when a text is longer than {rotaries[0].trained_length} "
             f"tokens, so the text is read again for every new token, and edits cannot be repeated in it. "
             f"Generate fewer tokens, or edit the model itself."
         )
-    return found
+    return outgrows
 
 
 def _stops(model: Decoder, stop: Iterable[int | str] | None) -> list[int]:
     if stop is None:
         return [] if model.tokenizer is None else list(model.tokenizer.stop)
-    found = []
+    token_ids = []
     for token in [stop] if isinstance(stop, (str, int)) else stop:
         if isinstance(token, str):
-            known = model.tokenizer.token_id(token)
-            found.append(model.tokenizer.one(token) if known is None else known)
+            token_id = model.tokenizer.token_id(token)
+            token_ids.append(model.tokenizer.one(token) if token_id is None else token_id)
         else:
-            found.append(int(token))
-    return found
+            token_ids.append(int(token))
+    return token_ids
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -348,8 +348,8 @@ def _whole(
     else:
 
         def body(state: _State, _: None) -> tuple[_State, tuple[jax.Array, jax.Array]]:
-            new = go_on(state)
-            return new, (new.tokens, state.done)
+            new_state = go_on(state)
+            return new_state, (new_state.tokens, state.done)
 
         _, (later, done) = lax.scan(body, first, length=steps - 1)
         tokens = jnp.concatenate([first.tokens[None], later]).T
@@ -368,8 +368,8 @@ def _until_done(go_on: Callable[[_State], _State], first: _State, steps: int, fi
 
     def body(carry: Any) -> Any:
         state, tokens, lengths = carry
-        new = go_on(state)
-        return new, tokens.at[new.step].set(new.tokens), lengths + ~state.done
+        new_state = go_on(state)
+        return new_state, tokens.at[new_state.step].set(new_state.tokens), lengths + ~state.done
 
     _, tokens, lengths = lax.while_loop(goes_on, body, (first, tokens, jnp.ones((batch,), jnp.int32)))
     return tokens.T, lengths
@@ -399,20 +399,20 @@ def _streamed(
     """Generates all new tokens, one call for each, and shows them as they come."""
     slots = prompt.shape[1] + steps - 1
     state = _start_alone(model, prompt, padding, slots=slots, sampling=sampling, key=key, ends=ends, anew=anew)
-    found, lengths = [], np.zeros(prompt.shape[0], np.int32)
+    columns, lengths = [], np.zeros(prompt.shape[0], np.int32)
     running = np.ones(prompt.shape[0], bool)
     while True:
         tokens, done = np.asarray(state.tokens), np.asarray(state.done)
-        found.append(tokens)
+        columns.append(tokens)
         lengths += running
         show(tokens.tolist(), running)
         running = ~done
-        if len(found) == steps or not running.any():
+        if len(columns) == steps or not running.any():
             break
         state = _step_alone(model, state, padding, sampling=sampling, key=key, ends=ends, fill=fill)
     show([], running)
-    found += [np.full_like(found[0], fill)] * (steps - len(found))
-    return jnp.asarray(np.stack(found, 1)), jnp.asarray(lengths)
+    columns += [np.full_like(columns[0], fill)] * (steps - len(columns))
+    return jnp.asarray(np.stack(columns, 1)), jnp.asarray(lengths)
 
 
 def _shower(model: Decoder, stream: Stream) -> Callable[[list[int], np.ndarray], None]:

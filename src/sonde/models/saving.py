@@ -47,8 +47,8 @@ def save(model: Any, folder: str | Path, *, largest_file: int = LARGEST_FILE) ->
     architecture, _ = find(model.config.source)
     rows = [row for row in expand(architecture.rows(model.config), number_of_layers(model.config)) if row.ours]
     values = _by_layer(parameters_of(model))
-    known = {path for row in rows for path in row.ours}
-    surplus = sorted(set(values) - known)
+    saved_paths = {path for row in rows for path in row.ours}
+    surplus = sorted(set(values) - saved_paths)
     if surplus:
         raise ModelFileError(
             f"a {architecture.name} checkpoint has no tensor for {', '.join(surplus[:8])}. Merge adapters into the "
@@ -67,15 +67,15 @@ def save(model: Any, folder: str | Path, *, largest_file: int = LARGEST_FILE) ->
 
 def _by_layer(parameters: dict[str, Any]) -> dict[str, Any]:
     """Functions that return the values of parameters; for scanned layers, one per layer."""
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for path, leaf in parameters.items():
         before, name, after = path.partition("blocks/")
         if name and not after.partition("/")[0].isdigit():
             for layer in range(leaf.shape[0]):
-                found[f"{before}blocks/{layer}/{after}"] = (leaf, layer)
+                arrays[f"{before}blocks/{layer}/{after}"] = (leaf, layer)
         else:
-            found[path] = (leaf, None)
-    return found
+            arrays[path] = (leaf, None)
+    return arrays
 
 
 def _tensors(rows: list[TensorRow], values: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:

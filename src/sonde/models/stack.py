@@ -107,9 +107,9 @@ def run_blocks(
         # Slots are filled in the order of the text, so distances between slots are distances between positions.
         first = cache.filled - positions[:, :1]
         key_positions = jnp.arange(cache.slots, dtype=positions.dtype)[None] - first
-    seen = [_seen(config, kind, positions, key_positions, valid, text_length) for kind in config.kinds]
+    visible = [_seen(config, kind, positions, key_positions, valid, text_length) for kind in config.kinds]
     run: Any = _run_list if isinstance(blocks, nnx.List) else _run_scan
-    x, filled = run(blocks, config, x, seen, cache)
+    x, filled = run(blocks, config, x, visible, cache)
     if cache is None or filled is None:
         return x, None
     return x, KeyValueCache(filled[0], filled[1], cache.filled + x.shape[1])
@@ -131,16 +131,16 @@ def _seen(
 def _run_list(
     blocks: Any, config: Config, x: jax.Array, seen: list[Visibility], cache: KeyValueCache | None
 ) -> tuple[jax.Array, tuple[Any, Any] | None]:
-    kept: list[nnx.KeyValues] = []
+    caches: list[nnx.KeyValues] = []
     for layer, block in enumerate(blocks):
         write = None
         if cache is not None:
-            write = _writer(nnx.KeyValues(cache.keys[layer], cache.values[layer]), (0, cache.filled, 0, 0), kept)
+            write = _writer(nnx.KeyValues(cache.keys[layer], cache.values[layer]), (0, cache.filled, 0, 0), caches)
         mask, rotation = seen[config.kind_of[layer]]
         x = block(x, mask=mask, rotation=rotation, cache=write)
     if cache is None:
         return x, None
-    return x, (tuple(new.keys for new in kept), tuple(new.values for new in kept))
+    return x, (tuple(new.keys for new in caches), tuple(new.values for new in caches))
 
 
 def _writer(
@@ -170,16 +170,16 @@ def _run_scan(
         mask, rotation = stacked if one_kind else jax.tree.map(lambda part: part[kind], stacked)
         if whole is None:
             return block(x, mask=mask, rotation=rotation), None
-        kept: list[nnx.KeyValues] = []
+        caches: list[nnx.KeyValues] = []
 
         def write(new: nnx.KeyValues) -> nnx.KeyValues:
             start = (layer, 0, slot, 0, 0)
             filled = [lax.dynamic_update_slice(a, b[None].astype(a.dtype), start) for a, b in zip(whole, new)]
-            kept.append(nnx.KeyValues(*filled))
+            caches.append(nnx.KeyValues(*filled))
             return nnx.KeyValues(*(lax.dynamic_index_in_dim(a, layer, keepdims=False) for a in filled))
 
         x = block(x, mask=mask, rotation=rotation, cache=write)
-        return x, kept[0]
+        return x, caches[0]
 
     run = nnx.scan(step, in_axes=(nnx.Carry, 0, 0, 0), out_axes=nnx.Carry)
     with scope("blocks/*"):

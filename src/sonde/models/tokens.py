@@ -138,8 +138,8 @@ class Tokenizer:
     @property
     def pad_id(self) -> int:
         """The token that fills up shorter texts."""
-        found = self.token_id(self.special.get("pad_token"))
-        return found if found is not None else (self.stop[0] if self.stop else 0)
+        token_id = self.token_id(self.special.get("pad_token"))
+        return token_id if token_id is not None else (self.stop[0] if self.stop else 0)
 
     # --------------------------------------------------------------------------------------------------- chats
 
@@ -165,9 +165,9 @@ class Tokenizer:
             raise ValueError("this model has no chat template: give the prompt as a text.")
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        known = {**self.special, "messages": messages, "add_generation_prompt": reply, "tools": None, "documents": None}
+        names = {**self.special, "messages": messages, "add_generation_prompt": reply, "tools": None, "documents": None}
         with reading("the tokenizer", "its chat template"):
-            return render(template, known | values)
+            return render(template, names | values)
 
 
 def pad(rows: Sequence[Sequence[int]], fill: int, *, left: bool = False, length: int | None = None) -> Batch:

@@ -38,10 +38,10 @@ class Vision(Tower):
 
     def hidden(self, images: jax.Array) -> jax.Array:
         """A vector for the first token and every patch, `(batch, 1 + patches, width)`; CLIP's are not normalized."""
-        wanted = (self.config.image, self.config.image, self.config.channels)
-        if images.ndim != 4 or images.shape[1:] != wanted:
+        expected = (self.config.image, self.config.image, self.config.channels)
+        if images.ndim != 4 or images.shape[1:] != expected:
             raise LayerInputError(
-                f"images must be (batch, {', '.join(map(str, wanted))}), channels last, got {tuple(images.shape)}.",
+                f"images must be (batch, {', '.join(map(str, expected))}), channels last, got {tuple(images.shape)}.",
                 place="Vision",
             )
         patches = self.patches(images)

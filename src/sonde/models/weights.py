@@ -70,23 +70,23 @@ def fill(
         ModelFileError: tensors are missing, surplus or of the wrong shape. The model is unchanged.
     """
     config: Any = model.config  # pyright: ignore[reportAttributeAccessIssue]
-    wanted = parameters_of(model)
+    parameters = parameters_of(model)
     rows = list(expand(architecture.rows(config), number_of_layers(config)))
     tensors = _under_todays_names(tensors, architecture.prefix, rows)
     sources = _sources(rows, tensors)
-    plan = {path: _plan(path, leaf, sources) for path, leaf in wanted.items()}
-    _check(plan, wanted, rows, tensors, where)
-    finished = _release_after_last_use([source for found in plan.values() for source in found])
+    plan = {path: _plan(path, leaf, sources) for path, leaf in parameters.items()}
+    _check(plan, parameters, rows, tensors, where)
+    finished = _release_after_last_use([source for layers in plan.values() for source in layers])
     # The largest first: when most of the model is loaded, converting a tensor then needs little extra memory.
-    for path in sorted(wanted, key=lambda p: -_size(wanted[p])):
-        leaf, found = wanted[path], plan[path]
+    for path in sorted(parameters, key=lambda p: -_size(parameters[p])):
+        leaf, layers = parameters[path], plan[path]
         sharding = sharding_of(path, leaf.shape, mesh)
-        value = place(_joined(found, leaf, finished), leaf.dtype, sharding)
-        if len(found) == 1:
-            finished(found[0])
+        value = place(_joined(layers, leaf, finished), leaf.dtype, sharding)
+        if len(layers) == 1:
+            finished(layers[0])
         leaf.set_raw_value(value)
         del value
-    nnx.update(model, nnx.from_flat_state([(_parts(path), leaf) for path, leaf in wanted.items()]))
+    nnx.update(model, nnx.from_flat_state([(_parts(path), leaf) for path, leaf in parameters.items()]))
 
 
 def _release_after_last_use(sources: Sequence[TensorSource]) -> Callable[[TensorSource], None]:
@@ -154,8 +154,8 @@ def _plan(path: str, leaf: Any, sources: Mapping[str, TensorSource]) -> list[Ten
     before, name, after = path.partition("blocks/")
     if not name:
         return []
-    found = [sources.get(f"{before}blocks/{layer}/{after}") for layer in range(leaf.shape[0] if leaf.shape else 0)]
-    return [source for source in found if source is not None]
+    layers = [sources.get(f"{before}blocks/{layer}/{after}") for layer in range(leaf.shape[0] if leaf.shape else 0)]
+    return [source for source in layers if source is not None]
 
 
 def _check(
@@ -173,9 +173,9 @@ def _check(
     for row in rows:
         expected = _expected(row, wanted) if row.theirs in tensors else None
         if expected is not None and tensors[row.theirs].shape != expected:
-            found = list(tensors[row.theirs].shape)
-            misshapen.append(f"{row.theirs} is {found}, should be {list(expected)}")
-    filled = {path for path, found in plan.items() if found}
+            shape = list(tensors[row.theirs].shape)
+            misshapen.append(f"{row.theirs} is {shape}, should be {list(expected)}")
+    filled = {path for path, layers in plan.items() if layers}
     problems = [
         f"{title}: {_listed(names)}"
         for title, names in (("missing", missing), ("surplus", surplus), ("misshapen", sorted(misshapen)))

@@ -117,8 +117,8 @@ def _unusual(sites: Sequence[Examined], findings: Sequence[Finding]) -> list[flo
         for path in (finding.path, *finding.also):
             by_path[path] = max(by_path.get(path, 0.0), _BY_SEVERITY[finding.severity])
     scales = [_log_rms(site) for site in sites]
-    known = [scale for scale in scales if math.isfinite(scale)]
-    usual = float(np.median(known)) if known else 0.0
+    finite = [scale for scale in scales if math.isfinite(scale)]
+    usual = float(np.median(finite)) if finite else 0.0
     return [
         by_path.get(site.path, 0.0)
         + 100.0 * _bad_share(site)

@@ -75,22 +75,22 @@ def examine(
         ('problem', 'squared')
     """
     check_callable(f, "examine")
-    wanted = check_patterns(patterns, "examine")
-    asked = inside_request(inside)
+    checked = check_patterns(patterns, "examine")
+    request = inside_request(inside)
     name = title if title is not None else getattr(f, "__name__", None) or type(f).__name__
     read = () if tokens is None else tuple(words(tokens, tokenizer))
     say = progress or (lambda what, done: None)
 
     def run(*args: P.args, **kwargs: P.kwargs) -> Report:
         say("running the program", 0.0)
-        arguments = examined_arguments(f, args, kwargs, asked)
+        arguments = examined_arguments(f, args, kwargs, request)
         # The program may put new arrays into its arguments; a search afterwards must start from the old ones.
         leaves, structure = jax.tree.flatten((args, kwargs))
-        seen = watch(f, wanted, args, kwargs, grads=grads, inside=asked)
+        seen = watch(f, checked, args, kwargs, grads=grads, inside=request)
         failed = None
         if seen.error is not None:
             say("running it again without compiling", 0.4)
-            seen, failed = _again(f, wanted, args, kwargs, grads, asked, seen)
+            seen, failed = _again(f, checked, args, kwargs, grads, request, seen)
         say("reading what was seen", 0.7)
         sites, rows = examined(on_host(seen.records, "examine"))
         say("looking for trouble", 0.9)
@@ -99,7 +99,7 @@ def examine(
         if not is_finite or seen.error is not None or any(map(has_bad_values, sites)):
             say("looking for the operation that is to blame", 0.92)
             old_args, old_kwargs = jax.tree.unflatten(structure, leaves)
-            origin = _origin(f, old_args, old_kwargs, asked)
+            origin = _origin(f, old_args, old_kwargs, request)
         findings = find(sites, origin, arguments, failed=failed is not None, finite_result=is_finite)
         if failed is not None:
             findings = (failed.finding, *findings)

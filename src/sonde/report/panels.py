@@ -102,9 +102,9 @@ class HeatMap(Panel):
                 f"HeatMap {self.title!r} takes at most {_MOST_CELLS} cells, got {values.size} of shape {values.shape}: "
                 "cut out a part or take means"
             )
-        for labels, n, what in ((self.rows, values.shape[0], "rows"), (self.columns, values.shape[1], "columns")):
+        for labels, n, axis_name in ((self.rows, values.shape[0], "rows"), (self.columns, values.shape[1], "columns")):
             if labels and len(labels) != n:
-                raise ValueError(f"HeatMap {self.title!r} has {n} {what} but {len(labels)} labels for them")
+                raise ValueError(f"HeatMap {self.title!r} has {n} {axis_name} but {len(labels)} labels for them")
 
     @property
     def data(self) -> dict[str, Any]:
@@ -159,12 +159,12 @@ class Lines(Panel):
         """Plain data."""
         curves = {str(name): np.asarray(y, np.float64).reshape(-1) for name, y in self.lines.items()}
         length = max((len(y) for y in curves.values()), default=0)
-        kept = np.unique(np.linspace(0, max(length - 1, 0), min(length, _MOST_POINTS)).astype(int))
+        shown = np.unique(np.linspace(0, max(length - 1, 0), min(length, _MOST_POINTS)).astype(int))
         x = np.arange(length) if self.x is None else np.asarray(self.x)
         return {
             **super().data,
-            "lines": [{"name": name, "y": plain(y[kept])} for name, y in curves.items()],
-            "x": plain(x[kept]),
+            "lines": [{"name": name, "y": plain(y[shown])} for name, y in curves.items()],
+            "x": plain(x[shown]),
             "x_title": self.x_title,
             "y_title": self.y_title,
             "log": self.log,

@@ -199,11 +199,14 @@ def _on_host(items: list[Item]) -> list[Item]:
                 f"examine must run on numbers, but {item.path!r} is being traced: call it outside jit, vmap and grad"
             )
     chosen = [_keeps(item) for item in items]
-    arrived = iter(to_host([[x for x in item.arrays if not _is_key(x)] for item, mine in zip(items, chosen) if mine]))
+    to_fetch = [item for item, is_chosen in zip(items, chosen) if is_chosen]
+    arrived = iter(to_host([[x for x in item.arrays if not _is_key(x)] for item in to_fetch]))
     fetched = []
-    for item, mine in zip(items, chosen):
-        rest = iter(next(arrived)) if mine else iter(())
-        fetched.append(item.map_arrays(lambda x, rest=rest: x if _is_key(x) else next(rest)) if mine else item)
+    for item, is_chosen in zip(items, chosen):
+        arrays = iter(next(arrived)) if is_chosen else iter(())
+        fetched.append(
+            item.map_arrays(lambda x, arrays=arrays: x if _is_key(x) else next(arrays)) if is_chosen else item
+        )
     return fetched
 
 

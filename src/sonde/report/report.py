@@ -109,10 +109,10 @@ class Report:
             tokenizer: Turns token ids into strings: a function, a list of strings, or a tokenizer (with `decode`).
         """
         if isinstance(panel, Drawn):
-            given = self.tokens if tokens is None else words(tokens, tokenizer)
-            if tokens is not None and len(given) != len(panel.heat().columns):
-                raise ValueError(f"there are {len(given)} tokens for {len(panel.heat().columns)} columns")
-            panel = HeatMap.of(panel, given, tokenizer)
+            labels = self.tokens if tokens is None else words(tokens, tokenizer)
+            if tokens is not None and len(labels) != len(panel.heat().columns):
+                raise ValueError(f"there are {len(labels)} tokens for {len(panel.heat().columns)} columns")
+            panel = HeatMap.of(panel, labels, tokenizer)
         if not isinstance(panel, Panel):
             raise TypeError(
                 f"Report.add takes a HeatMap, Lines, Text or what a tool returned, got {panel!r} of type "

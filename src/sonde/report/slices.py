@@ -67,8 +67,8 @@ def may_be_features(shape: Sequence[int], mapped: int) -> bool:
     if len(shape) < 3 or min(shape) < 1:
         return False
     height, width = shape[-3], shape[-2]
-    known = len(shape) >= 4 or mapped > 0 or height == width
-    return known and min(height, width) >= 4 and max(height, width) <= 4 * min(height, width)
+    has_channels = len(shape) >= 4 or mapped > 0 or height == width
+    return has_channels and min(height, width) >= 4 and max(height, width) <= 4 * min(height, width)
 
 
 def pictures(array: Any, mapped: int, path: str, limits: Limits, xp: Any = jnp) -> dict[str, dict[str, Any]]:

@@ -43,8 +43,8 @@ def _write() -> None:
 
 def _run_the_users() -> None:
     """Runs the `sitecustomize` that this one hides, if there is one."""
-    here = str(Path(__file__).parent)
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", [entry for entry in sys.path if entry != here])
+    folder = str(Path(__file__).parent)
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", [entry for entry in sys.path if entry != folder])
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 

@@ -81,16 +81,16 @@ def _body(prefix: str) -> list[TensorRow]:
 
 def rows(config: Config) -> list[TensorRow]:
     """The table of names of BERT."""
-    found = _body("bert.")
-    found += linear_or_ignored("bert.pooler.dense", "pooler", wanted=config.pooler)
+    table = _body("bert.")
+    table += linear_or_ignored("bert.pooler.dense", "pooler", wanted=config.pooler)
     if config.head == "masked":
-        found += linear("cls.predictions.transform.dense", "head/dense", bias=True)
-        found += norm("cls.predictions.transform.LayerNorm", "head/norm", bias=True)
-        found += [plain("cls.predictions.bias", "head/bias"), _table("cls.predictions.decoder.weight", config)]
+        table += linear("cls.predictions.transform.dense", "head/dense", bias=True)
+        table += norm("cls.predictions.transform.LayerNorm", "head/norm", bias=True)
+        table += [plain("cls.predictions.bias", "head/bias"), _table("cls.predictions.decoder.weight", config)]
     if config.head == "classes":
-        found += linear("classifier", "head", bias=True)
-    found += linear_or_ignored("cls.seq_relationship", "pairs", wanted=config.pairs)
-    return [*found, ignored("cls.predictions.decoder.bias")]
+        table += linear("classifier", "head", bias=True)
+    table += linear_or_ignored("cls.seq_relationship", "pairs", wanted=config.pairs)
+    return [*table, ignored("cls.predictions.decoder.bias")]
 
 
 def _table(theirs: str, config: Config) -> TensorRow:
@@ -100,20 +100,20 @@ def _table(theirs: str, config: Config) -> TensorRow:
 
 def rows_of_roberta(config: Config) -> list[TensorRow]:
     """The table of names of RoBERTa."""
-    found = _body("roberta.")
+    table = _body("roberta.")
     if config.head == "masked":
-        found += linear("lm_head.dense", "head/dense", bias=True)
-        found += norm("lm_head.layer_norm", "head/norm", bias=True)
-        found += [
+        table += linear("lm_head.dense", "head/dense", bias=True)
+        table += norm("lm_head.layer_norm", "head/norm", bias=True)
+        table += [
             plain("lm_head.bias", "head/bias"),
             _table("lm_head.decoder.weight", config),
             ignored("lm_head.decoder.bias"),
         ]
     if config.head == "classes":
-        found += linear("classifier.dense", "pooler", bias=True) + linear("classifier.out_proj", "head", bias=True)
+        table += linear("classifier.dense", "pooler", bias=True) + linear("classifier.out_proj", "head", bias=True)
     else:
-        found += linear_or_ignored("roberta.pooler.dense", "pooler", wanted=config.pooler)
-    return found
+        table += linear_or_ignored("roberta.pooler.dense", "pooler", wanted=config.pooler)
+    return table
 
 
 _HEADS = ("Model", "ForMaskedLM", "ForSequenceClassification")

@@ -37,7 +37,7 @@ def read(raw: Raw, kind: str) -> Config:
 def rows(config: Config) -> list[TensorRow]:
     """The table of names."""
     layer, block = "gpt_neox.layers.{i}", "blocks/{i}"
-    found = [
+    table = [
         plain("gpt_neox.embed_in.weight", "embed/embedding"),
         *norm(f"{layer}.input_layernorm", f"{block}/norm1", bias=True),
         *norm(f"{layer}.post_attention_layernorm", f"{block}/norm2", bias=True),
@@ -49,7 +49,7 @@ def rows(config: Config) -> list[TensorRow]:
         *map(ignored, (f"{layer}.attention.bias", f"{layer}.attention.masked_bias")),
         ignored(f"{layer}.attention.rotary_emb.inv_freq"),
     ]
-    return found + output_rows(config, "embed_out")
+    return table + output_rows(config, "embed_out")
 
 
 def _by_heads(theirs: str, ours: str, config: Config) -> list[TensorRow]:

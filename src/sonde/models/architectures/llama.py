@@ -77,7 +77,7 @@ def read(raw: Raw, kind: str) -> Config:
 def rows(config: Config) -> list[TensorRow]:
     """The table of names."""
     layer, block = "model.layers.{i}", "blocks/{i}"
-    found = [
+    table = [
         plain("model.embed_tokens.weight", "embed/embedding"),
         *norm(f"{layer}.input_layernorm", f"{block}/norm1"),
         *(
@@ -93,15 +93,15 @@ def rows(config: Config) -> list[TensorRow]:
         ignored(f"{layer}.self_attn.rotary_emb.inv_freq"),
     ]
     if config.qk_norm:
-        found += norm(f"{layer}.self_attn.q_norm", f"{block}/attn/q_norm")
-        found += norm(f"{layer}.self_attn.k_norm", f"{block}/attn/k_norm")
+        table += norm(f"{layer}.self_attn.q_norm", f"{block}/attn/q_norm")
+        table += norm(f"{layer}.self_attn.k_norm", f"{block}/attn/k_norm")
     if config.style == "sandwich":
-        found += norm(f"{layer}.post_attention_layernorm", f"{block}/attn_norm")
-        found += norm(f"{layer}.pre_feedforward_layernorm", f"{block}/norm2")
-        found += norm(f"{layer}.post_feedforward_layernorm", f"{block}/mlp_norm")
+        table += norm(f"{layer}.post_attention_layernorm", f"{block}/attn_norm")
+        table += norm(f"{layer}.pre_feedforward_layernorm", f"{block}/norm2")
+        table += norm(f"{layer}.post_feedforward_layernorm", f"{block}/mlp_norm")
     else:
-        found += norm(f"{layer}.post_attention_layernorm", f"{block}/norm2")
-    return found + output_rows(config)
+        table += norm(f"{layer}.post_attention_layernorm", f"{block}/norm2")
+    return table + output_rows(config)
 
 
 def output_rows(config: Config, theirs: str = "lm_head") -> list[TensorRow]:

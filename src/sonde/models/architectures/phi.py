@@ -35,7 +35,7 @@ def read(raw: Raw, kind: str) -> Config:
 def rows(config: Config) -> list[TensorRow]:
     """The table of names."""
     layer, block = "model.layers.{i}", "blocks/{i}"
-    found = [
+    table = [
         plain("model.embed_tokens.weight", "embed/embedding"),
         *norm(f"{layer}.input_layernorm", f"{block}/norm1", bias=True),
         *(row for part in "qkv" for row in linear(f"{layer}.self_attn.{part}_proj", f"{block}/attn/{part}", bias=True)),
@@ -46,9 +46,9 @@ def rows(config: Config) -> list[TensorRow]:
         ignored(f"{layer}.self_attn.rotary_emb.inv_freq"),
     ]
     if config.qk_norm:
-        found += norm(f"{layer}.self_attn.q_layernorm", f"{block}/attn/q_norm", bias=True)
-        found += norm(f"{layer}.self_attn.k_layernorm", f"{block}/attn/k_norm", bias=True)
-    return found + output_rows(config)
+        table += norm(f"{layer}.self_attn.q_layernorm", f"{block}/attn/q_norm", bias=True)
+        table += norm(f"{layer}.self_attn.k_layernorm", f"{block}/attn/k_norm", bias=True)
+    return table + output_rows(config)
 
 
 def read_third(raw: Raw, kind: str) -> Config:

@@ -61,7 +61,7 @@ def rows(config: Config) -> list[TensorRow]:
     """The table of names."""
     layer, block = "vit.encoder.layer.{i}", "blocks/{i}"
     names = {"query": "q", "key": "k", "value": "v"}
-    found = [
+    table = [
         TensorRow("vit.embeddings.cls_token", ("first",), lambda x: (x[0, 0],), lambda x: x[None, None]),
         TensorRow("vit.embeddings.position_embeddings", ("positions/embedding",), lambda x: (x[0],), lambda x: x[None]),
         *patch_rows("vit.embeddings.patch_embeddings.projection", bias=True),
@@ -78,8 +78,8 @@ def rows(config: Config) -> list[TensorRow]:
         *norm("vit.layernorm", "norm", bias=True),
         ignored("vit.embeddings.mask_token"),
     ]
-    found += linear_or_ignored("vit.pooler.dense", "pooler", wanted=config.pooler)
-    return found + (linear("classifier", "head", bias=True) if config.head == "classes" else [])
+    table += linear_or_ignored("vit.pooler.dense", "pooler", wanted=config.pooler)
+    return table + (linear("classifier", "head", bias=True) if config.head == "classes" else [])
 
 
 VIT = Architecture(

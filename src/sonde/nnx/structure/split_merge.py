@@ -264,14 +264,14 @@ def flatten(
         ref_outer_index: a `RefMap` of numbers; an object that is in it gets its number from there.
         graph: True allows shared references, False demands a tree. None: the current mode.
     """
-    seen: dict[int, int] = {} if ref_index is None else ref_index.numbers()
-    walked = walk(node, graph=resolve(graph), verb="flatten", seen=seen)
+    numbers: dict[int, int] = {} if ref_index is None else ref_index.numbers()
+    walked = walk(node, graph=resolve(graph), verb="flatten", seen=numbers)
     if ref_index is not None:
-        for index, obj in objects_of([walked], seen).items():
+        for index, obj in objects_of([walked], numbers).items():
             ref_index[obj] = index
     definition = walked.definition
     if ref_outer_index is not None:
-        definition = numbered_as(definition, seen, ref_outer_index.numbers())
+        definition = numbered_as(definition, numbers, ref_outer_index.numbers())
     if with_paths:
         flat = FlatState(walked.flat(), sort=True)  # the fields of named tuples and dataclasses have another order
         return GraphDef(definition, origin_of(node)), flat
@@ -302,9 +302,9 @@ def unflatten(
         recreate_variables: whether a bare value in place of a Variable is wrapped in a new one.
     """
     if outer_index_outer_ref is not None:
-        known = {} if index_ref is None else index_ref
+        objects = {} if index_ref is None else index_ref
         nested = traversals.unflatten_mapping(state) if isinstance(state, FlatState) else state
-        return restore(graphdef.definition, iter(collect(graphdef.definition, nested)), known, outer_index_outer_ref)
+        return restore(graphdef.definition, iter(collect(graphdef.definition, nested)), objects, outer_index_outer_ref)
     leaves = None
     if isinstance(state, (list, tuple)):
         if len(state) != graphdef.num_leaves:

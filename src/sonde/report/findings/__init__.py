@@ -59,15 +59,15 @@ def find(
         failed: Whether the program failed, so that missing data is not a finding.
         finite_result: Whether all that the program returned is finite: only then may -Inf be a mask.
     """
-    found = nonfinite(sites, origin, finite_result)
+    findings = nonfinite(sites, origin, finite_result)
     if not sites and not failed:
         text = "There is nothing else to look at: the program has no sites."
-        return (*found, Finding("note", "no-sites", "", text if found else text.replace(" else", ""), _NO_SITES))
-    found += _joined(inputs(arguments)) + _joined(weights(arguments))
+        return (*findings, Finding("note", "no-sites", "", text if findings else text.replace(" else", ""), _NO_SITES))
+    findings += _joined(inputs(arguments)) + _joined(weights(arguments))
     for rule in _RULES:
-        found += _joined(rule(sites))
-    kinds = list(dict.fromkeys(f.kind for f in found))
-    return tuple(sorted(found, key=lambda f: (SEVERITIES.index(f.severity), kinds.index(f.kind), -f.weight)))
+        findings += _joined(rule(sites))
+    kinds = list(dict.fromkeys(f.kind for f in findings))
+    return tuple(sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), kinds.index(f.kind), -f.weight)))
 
 
 def _joined(found: Sequence[Finding]) -> list[Finding]:
@@ -78,8 +78,8 @@ def _joined(found: Sequence[Finding]) -> list[Finding]:
     joined = []
     for group in groups.values():
         worst = max(group, key=lambda f: f.weight)
-        others = tuple(f.path for f in group if f is not worst)
-        joined.append(worst if not others else _with_others(worst, others))
+        other_paths = tuple(f.path for f in group if f is not worst)
+        joined.append(worst if not other_paths else _with_others(worst, other_paths))
     return joined
 
 

@@ -34,7 +34,7 @@ _NEARLY_FLAT = 0.999
 
 def attention(sites: Sequence[Examined]) -> list[Finding]:
     """Heads in which every query attends to the same single position, or to all positions alike."""
-    found = []
+    findings = []
     for site in sites:
         if not any(picture.kind == "attention" for picture in site.pictures) or not is_shares(site.values):
             continue
@@ -47,14 +47,14 @@ def attention(sites: Sequence[Examined]) -> list[Finding]:
             who, look = _heads(heads, step)
             text = f"{who} of {site.name}{_when(step, collapsed)} {look} at position {keys[0]} only."
             severity = "note" if to_first else "warning"
-            found.append(Finding(severity, "attention-collapsed", site.path, text, _COLLAPSED, site.source))
+            findings.append(Finding(severity, "attention-collapsed", site.path, text, _COLLAPSED, site.source))
         uniform = [step for step in steps if _uniform(step).size]
         if uniform:
             step = max(uniform, key=lambda step: len(_uniform(step)))
             who, look = _heads(_uniform(step), step)
             text = f"{who} of {site.name}{_when(step, uniform)} {look} at all positions alike."
-            found.append(Finding("note", "attention-uniform", site.path, text, _UNIFORM, site.source))
-    return found
+            findings.append(Finding("note", "attention-uniform", site.path, text, _UNIFORM, site.source))
+    return findings
 
 
 def wrong_axis(sites: Sequence[Examined]) -> list[Finding]:
@@ -116,8 +116,8 @@ def attention_outliers(sites: Sequence[Examined]) -> list[Finding]:
             continue
         low, high = int(np.argmin(entropies)), int(np.argmax(entropies))
         usual = float(np.median(entropies))
-        others = np.delete(entropies, low)
-        if entropies[low] < usual / ENTROPY_RATIO and entropies[low] < float(np.min(others)) / 2:
+        other_entropies = np.delete(entropies, low)
+        if entropies[low] < usual / ENTROPY_RATIO and entropies[low] < float(np.min(other_entropies)) / 2:
             text = (
                 f"{layers[low].name} is much sharper than the others of {name}: its entropy is {entropies[low]:.0%} of "
                 f"that of equal weights, theirs {usual:.0%}."

@@ -48,13 +48,13 @@ def over_depth(sites: Sequence[Examined]) -> list[Finding]:
     worst: dict[tuple[str, str], Finding] = {}
     for gradient in (False, True):
         scales = [(site.name, (site, _scale(site.gradients if gradient else site.values))) for site in sites]
-        known = [(name, x) for name, x in scales if x[0].is_float and not math.isnan(x[1])]
-        for name, members in families(known).items():
-            found = _depth_finding(members, gradient) if len(members) >= DEPTH else None
-            if found is not None:
-                key = (name.partition("*")[0], found.kind)
-                if key not in worst or found.weight > worst[key].weight:
-                    worst[key] = found
+        measured = [(name, x) for name, x in scales if x[0].is_float and not math.isnan(x[1])]
+        for name, members in families(measured).items():
+            finding = _depth_finding(members, gradient) if len(members) >= DEPTH else None
+            if finding is not None:
+                key = (name.partition("*")[0], finding.kind)
+                if key not in worst or finding.weight > worst[key].weight:
+                    worst[key] = finding
     return list(worst.values())
 
 
@@ -70,29 +70,29 @@ def _depth_finding(members: Sequence[tuple[str, tuple[Examined, float]]], gradie
     size = math.inf if ratio == 0 else max(ratio, 1 / ratio)
     severity = "problem" if size > DEPTH_RATIO_SEVERE else "warning"
     verb = "vanish" if ratio < 1 else "explode"
-    what = "gradients" if gradient else "values"
+    kind = "gradients" if gradient else "values"
     rest = first[len(layer(first)) :].lstrip("/")
     text = (
-        f"{what.capitalize()} {verb} from {layer(first)} to {layer(last)}"
+        f"{kind.capitalize()} {verb} from {layer(first)} to {layer(last)}"
         f"{f' (at {rest})' if rest else ''}: their rms goes from {start:.2g} to {end:.2g}."
     )
     hint = (_VANISH if ratio < 1 else _EXPLODE) if gradient else (_VALUES_VANISH if ratio < 1 else _VALUES_EXPLODE)
     return Finding(
-        severity, f"{what}-{verb}", end_site.path, text, hint, end_site.source, (first,), weight=math.log10(size)
+        severity, f"{kind}-{verb}", end_site.path, text, hint, end_site.source, (first,), weight=math.log10(size)
     )
 
 
 def over_iterations(sites: Sequence[Examined]) -> list[Finding]:
     """Values that grow, and gradients that fade or blow up, over the iterations of a loop."""
-    found = []
+    findings = []
     for site in sites:
         for gradient, steps in ((False, site.values), (True, site.gradients)):
             loop = [s for s in steps if s.row.iteration and s.row.call == steps[0].row.call]
             scales = [(s, s.rms) for s in loop if s.rms > 0]
             if site.is_float and len(scales) >= DEPTH:
                 finding = _loop_finding(site, scales, gradient)
-                found += [finding] if finding else []
-    return found
+                findings += [finding] if finding else []
+    return findings
 
 
 def _loop_finding(site: Examined, scales: Sequence[tuple[Step, float]], gradient: bool) -> Finding | None:
@@ -117,7 +117,7 @@ def jumps(sites: Sequence[Examined]) -> list[Finding]:
 
     Only a note: the site before may be on another branch of the program, so the scales need not agree.
     """
-    found, before = [], None
+    findings, before = [], None
     for site in sites:
         if not site.is_float or not site.values or site.values[0].statistics.size < JUMP_SIZE:
             continue
@@ -133,7 +133,7 @@ def jumps(sites: Sequence[Examined]) -> list[Finding]:
                     f"The scale changes from {before[1]:.2g} at {before[0].name} to {scale:.2g} at {site.name}, "
                     f"{max(ratio, 1 / ratio):.0e} times."
                 )
-                found.append(
+                findings.append(
                     Finding(
                         "note",
                         "jump",
@@ -146,7 +146,7 @@ def jumps(sites: Sequence[Examined]) -> list[Finding]:
                     )
                 )
         before = (site, scale)
-    return found
+    return findings
 
 
 def _scale(steps: Sequence[Step]) -> float:

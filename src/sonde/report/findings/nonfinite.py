@@ -64,13 +64,13 @@ def nonfinite(sites: Sequence[Examined], origin: NonFinite | None, finite_result
 
 
 def _problem(origin: NonFinite, masks: Sequence[tuple[Examined, Step]]) -> Finding:
-    what = "NaN" if origin.nans and not origin.infs else "Inf" if not origin.nans else "NaN and Inf"
+    kind = "NaN" if origin.nans and not origin.infs else "Inf" if not origin.nans else "NaN and Inf"
     named = f"the gradient at {origin.path}" if origin.gradient else origin.path
     call = f", call {origin.call}" if origin.call else ""
     loop = f", iteration {', '.join(map(str, origin.iteration))}" if origin.iteration else ""
     place = ", ".join(filter(None, (f"in {named}" if named else "", f"{call}{loop}"[2:], _line(origin))))
     place = place if named or not place else f"on {place}"
-    text = f"First {what} {place}: {_sentence(origin)} {origin.nans + origin.infs} of {origin.size} elements."
+    text = f"First {kind} {place}: {_sentence(origin)} {origin.nans + origin.infs} of {origin.size} elements."
     before = [r for r in origin.before if (r.path, r.gradient) != (origin.path, origin.gradient)]
     if before:
         last = before[-1]

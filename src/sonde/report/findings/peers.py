@@ -100,16 +100,16 @@ def _scale_finding(members: Sequence[tuple[Examined, float]], gradient: bool) ->
     alone = find_outlier(scales, GRADIENT_OUTLIER_RATIO if gradient else OUTLIER_RATIO, OUTLIER_SPREAD)
     if alone is not None and alone.index in (0, len(scales) - 1) and not _is_far_end(alone, scales):
         alone = None
-    what = "gradient" if gradient else "value"
+    kind = "gradient" if gradient else "value"
     if alone is not None:
         site, scale = ordered[alone.index]
         text = (
-            f"The {what} at {site.name} has an rms of {scale:.2g}, {_times(alone.ratio)} that of the others of "
+            f"The {kind} at {site.name} has an rms of {scale:.2g}, {_times(alone.ratio)} that of the others of "
             f"{family(site.name)} ({alone.usual:.2g})."
         )
         weight = abs(math.log10(alone.ratio))
         severity = "note" if not gradient and alone.ratio > 1 and _is_of_few_elements(site) else "warning"
-        return Finding(severity, f"{what}-outlier", site.path, text, _OUTLIER, site.source, weight=weight)
+        return Finding(severity, f"{kind}-outlier", site.path, text, _OUTLIER, site.source, weight=weight)
     if gradient or len(scales) < MEMBERS + 1:
         return None
     changes = [after / before for before, after in itertools.pairwise(scales)]
@@ -156,9 +156,9 @@ def normalization_outliers(sites: Sequence[Examined]) -> list[Finding]:
     findings: list[Finding] = []
     measured = [(site.name, (site, share)) for site in sites if (share := _unit_share(site)) is not None]
     for name, members in families(measured).items():
-        others = [share for _, (_, share) in members if share >= UNIT_SHARE]
+        shares = [share for _, (_, share) in members if share >= UNIT_SHARE]
         odd = [site for _, (site, share) in members if share < UNIT_SHARE / 2]
-        if len(odd) == 1 and len(others) == len(members) - 1 >= MEMBERS - 1:
+        if len(odd) == 1 and len(shares) == len(members) - 1 >= MEMBERS - 1:
             text = f"The rows of {odd[0].name} are not normalized; those of all others of {name} are (rms 1)."
             findings.append(Finding("warning", "norm-outlier", odd[0].path, text, _NORM, odd[0].source, weight=1.0))
     return findings
@@ -178,14 +178,14 @@ def _unit_share(site: Examined) -> float | None:
 
 def weights(arguments: Sequence[Argument]) -> list[Finding]:
     """Weights that are corrupt, constant, equal to those of another layer, or of another scale than their family's."""
-    found = [argument for argument in arguments if argument.is_weight]
-    matrices = [a for a in found if len([n for n in a.shape if n > 1]) > 1 and a.size >= 16]
+    weight_arguments = [argument for argument in arguments if argument.is_weight]
+    matrices = [a for a in weight_arguments if len([n for n in a.shape if n > 1]) > 1 and a.size >= 16]
     findings = [finding for rule in (_bad, _corrupt) for a in matrices if (finding := rule(a))]
-    findings += _zero([a for a in found if a.size > 1])
+    findings += _zero([a for a in weight_arguments if a.size > 1])
     findings += _constant(matrices)
     named = {finding.path for finding in findings}
     findings += _equal(matrices)
-    findings += [finding for finding in _scale_of_weights(found, matrices) if finding.path not in named]
+    findings += [finding for finding in _scale_of_weights(weight_arguments, matrices) if finding.path not in named]
     return findings
 
 
@@ -242,8 +242,8 @@ def _equal(matrices: Sequence[Argument]) -> list[Finding]:
             groups.setdefault(argument.digest, []).append(argument)
         for same in groups.values():
             if len(same) > 1:
-                which = f"All {len(same)} layers" if len(same) == len(members) else ", ".join(a.path for a in same)
-                text = f"{which} of {name} have the same weights, element by element."
+                layers = f"All {len(same)} layers" if len(same) == len(members) else ", ".join(a.path for a in same)
+                text = f"{layers} of {name} have the same weights, element by element."
                 also = tuple(a.path for a in same[1:])
                 findings.append(Finding("warning", "equal-weights", same[0].path, text, _EQUAL, "", also, len(same)))
     return findings
@@ -262,9 +262,9 @@ def _scale_of_weights(found: Sequence[Argument], matrices: Sequence[Argument]) -
         judged |= {a.path for a in alike}
         measure = _gain if len({a.shape for a in alike}) > 1 else _rms
         findings += _of_weights(alike, measure, f"the others of {name}", WEIGHT_RATIO)
-    rest = [a for a in matrices if a.rms > 0 and not _is_embedding(a)]
-    if len(rest) > MEMBERS:
-        pooled = _of_weights(rest, _gain, "the other matrices of the model", MATRIX_RATIO)
+    compared = [a for a in matrices if a.rms > 0 and not _is_embedding(a)]
+    if len(compared) > MEMBERS:
+        pooled = _of_weights(compared, _gain, "the other matrices of the model", MATRIX_RATIO)
         findings += [finding for finding in pooled if finding.path not in judged]
     return findings
 

@@ -16,7 +16,7 @@ _UNDERFLOW = "Small gradients become zero in this dtype: scale the loss up and t
 
 def near_overflow(sites: Sequence[Examined]) -> list[Finding]:
     """Values and gradients within a small factor of the largest number of their dtype."""
-    found = []
+    findings = []
     for site in sites:
         if not site.is_float or jnp.finfo(site.dtype).bits < 16:  # 8-bit formats use their full range on purpose
             continue
@@ -26,11 +26,11 @@ def near_overflow(sites: Sequence[Examined]) -> list[Finding]:
         ]
         step, gradient = max(steps, key=lambda x: _peak(x[0]), default=(None, False))
         if step is not None and _peak(step) > limit / OVERFLOW_MARGIN:
-            what = f"The gradient at {site.name}" if gradient else site.name
-            text = f"{what} reaches {_peak(step):.3g}; {site.dtype} ends at {limit:.3g}."
+            subject = f"The gradient at {site.name}" if gradient else site.name
+            text = f"{subject} reaches {_peak(step):.3g}; {site.dtype} ends at {limit:.3g}."
             weight = _peak(step) / limit
-            found.append(Finding("warning", "near-overflow", site.path, text, _OVERFLOW, site.source, weight=weight))
-    return found
+            findings.append(Finding("warning", "near-overflow", site.path, text, _OVERFLOW, site.source, weight=weight))
+    return findings
 
 
 def _peak(step: Step) -> float:
@@ -42,15 +42,15 @@ def _peak(step: Step) -> float:
 
 def underflow(sites: Sequence[Examined]) -> list[Finding]:
     """Half-precision gradients of which most elements are too small for it."""
-    found = []
+    findings = []
     for site in sites:
         if not site.is_float or jnp.finfo(site.dtype).bits > 16:
             continue
         share = max((_subnormal_share(step) for step in site.gradients), default=0.0)
         if share >= SUBNORMAL_SHARE:
             text = f"{share:.0%} of the gradient at {site.name} is too small for {site.dtype} to hold exactly."
-            found.append(Finding("warning", "underflow", site.path, text, _UNDERFLOW, site.source, weight=share))
-    return found
+            findings.append(Finding("warning", "underflow", site.path, text, _UNDERFLOW, site.source, weight=share))
+    return findings
 
 
 def _subnormal_share(step: Step) -> float:

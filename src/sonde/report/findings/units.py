@@ -37,7 +37,7 @@ _UNREACHED = (
 
 def dead_units(sites: Sequence[Examined]) -> list[Finding]:
     """Units that are zero in every example and position."""
-    found = []
+    findings = []
     for site in sites:
         if not site.is_float or is_shares(site.values):  # zeros are expected in one-hot codes and masked attention
             continue
@@ -45,8 +45,8 @@ def dead_units(sites: Sequence[Examined]) -> list[Finding]:
         if step is not None and DEAD_SHARE <= share < 1:
             where = f" in {step.when}" if step.when else ""
             text = f"{share:.0%} of the units in {site.name} never fire{where}."
-            found.append(Finding("warning", "dead-units", site.path, text, _DEAD, site.source, weight=share))
-    return found
+            findings.append(Finding("warning", "dead-units", site.path, text, _DEAD, site.source, weight=share))
+    return findings
 
 
 def _dead_share(step: Step) -> float:
@@ -58,7 +58,7 @@ def _dead_share(step: Step) -> float:
 
 def constant(sites: Sequence[Examined]) -> list[Finding]:
     """Values that are zero everywhere, or the same number everywhere, in every call and iteration."""
-    found = []
+    findings = []
     for site in sites:
         s = [step.statistics for step in site.values]
         if not site.is_float or not s or s[0].size < CONSTANT_SIZE or any(x.nonfinite for x in s):
@@ -67,24 +67,24 @@ def constant(sites: Sequence[Examined]) -> list[Finding]:
             continue
         if all(x.zeros == x.size for x in s):
             text = f"{site.name} is zero everywhere."
-            found.append(Finding("warning", "zero-values", site.path, text, _ZERO, site.source))
+            findings.append(Finding("warning", "zero-values", site.path, text, _ZERO, site.source))
         elif all(x.min == x.max for x in s):
             text = f"{site.name} is {s[0].min:.4g} everywhere."
-            found.append(Finding("note", "constant-values", site.path, text, _CONSTANT, site.source))
-    return found
+            findings.append(Finding("note", "constant-values", site.path, text, _CONSTANT, site.source))
+    return findings
 
 
 def saturated(sites: Sequence[Examined]) -> list[Finding]:
     """Outputs of tanh and sigmoid that are nearly all at the ends of the range."""
-    found = []
+    findings = []
     for site in sites:
         if not site.is_float or is_shares(site.values):
             continue
         step, share = max(((s, _saturated_share(s)) for s in site.values), key=lambda x: x[1], default=(None, 0.0))
         if step is not None and share >= SATURATED_SHARE:
             text = f"{share:.0%} of the elements of {site.name} are saturated: at the ends of {_range(step)}."
-            found.append(Finding("warning", "saturated", site.path, text, _SATURATED, site.source, weight=share))
-    return found
+            findings.append(Finding("warning", "saturated", site.path, text, _SATURATED, site.source, weight=share))
+    return findings
 
 
 def _range(step: Step) -> str:
@@ -108,26 +108,26 @@ def _saturated_share(step: Step) -> float:
 
 def no_gradient(sites: Sequence[Examined]) -> list[Finding]:
     """Gradients that are zero everywhere; and, in one note, sites that got none."""
-    found = []
+    findings = []
     for site in sites:
         s = [step.statistics for step in site.gradients]
         if s and s[0].size and all(x.zeros == x.size for x in s):
             text = f"The gradient at {site.name} is zero everywhere."
-            found.append(Finding("warning", "zero-gradients", site.path, text, _NO_GRADIENT, site.source))
-    found += _stopped(sites)
-    stopped = {finding.path for finding in found}
+            findings.append(Finding("warning", "zero-gradients", site.path, text, _NO_GRADIENT, site.source))
+    findings += _stopped(sites)
+    stopped = {finding.path for finding in findings}
     unreached = [
         site
         for site in sites
         if site.path not in stopped and site.unreached and site.is_float and not site.only_looked_at
     ]
     if unreached and any(site.gradients for site in sites):
-        first, *rest = unreached
-        others = f" and {len(rest)} other{'s' * (len(rest) > 1)}" if rest else ""
-        text = f"No gradient comes to {first.name}{others}: the loss does not use {'them' if rest else 'it'}."
-        also = tuple(site.path for site in rest)
-        found.append(Finding("note", "unreached", first.path, text, _UNREACHED, first.source, also))
-    return found
+        first, *later = unreached
+        and_others = f" and {len(later)} other{'s' * (len(later) > 1)}" if later else ""
+        text = f"No gradient comes to {first.name}{and_others}: the loss does not use {'them' if later else 'it'}."
+        also = tuple(site.path for site in later)
+        findings.append(Finding("note", "unreached", first.path, text, _UNREACHED, first.source, also))
+    return findings
 
 
 def _stopped(sites: Sequence[Examined]) -> list[Finding]:
