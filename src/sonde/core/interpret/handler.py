@@ -106,15 +106,18 @@ class Handler:
 
         Args:
             base: The token that the sites inside start from.
-            prefix: The prefix of the paths inside (see `scopes.prefix_under`); the current one, if None.
+            prefix: The prefix of the paths inside (see `scopes.prefix_under`), of a handler that `entering` has made. If
+                None, the child runs where the program is now.
             steps: If inside a loop, what `loop_steps` gives this iteration.
         """
+        if prefix is None:
+            return self.entering().child(base, steps, self.prefix_here())
         inner = copy.copy(self)
         if steps and self.counts_iterations:
             *around, entered = self.loops
             inner.loops = (*around, dataclasses.replace(entered, index=steps[0]))
         inner.items, inner._sites_here, inner.met = [], set(), self.met.child()
-        inner.prefix = self.prefix_here() if prefix is None else prefix
+        inner.prefix = prefix
         inner._names_before = _jax.count_open_names()
         inner._base, inner._next_offset = base, 1
         return inner
