@@ -106,7 +106,7 @@ class Handler:
 
         Args:
             base: The token that the sites inside start from.
-            prefix: The prefix of the paths inside (see `scopes.prefix_under`), of a handler that `entering` has made. If
+            prefix: The prefix of the paths inside (see `scopes.prefix_under`), if `entering` has made this handler. If
                 None, the child runs where the program is now.
             steps: If inside a loop, what `loop_steps` gives this iteration.
         """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import jax
@@ -303,9 +303,10 @@ class Records(Mapping[str, Record]):
                 raise AttributeError(f"'Records' object has no attribute {name!r}")
             raise AttributeError(f"Records have no {name!r}; ask for a path: records[{name!r}]")
 
-    def because(self, reason: str) -> Records:
-        """These records, which are empty, with the reason for that."""
-        self._reason = reason
+    def explained(self, why_empty: Callable[[], str]) -> Records:
+        """These records; if they are empty, with the reason for that."""
+        if not self._layout:  # asking for `len` would look for the rows of all paths
+            self._reason = why_empty()
         return self
 
     @property

@@ -92,7 +92,7 @@ def capture(
 
     def captured(*args: P.args, **kwargs: P.kwargs) -> tuple[R, Records]:
         result, records = _capture_now(f, patterns, options, request, args, kwargs)
-        return result, records if len(records) else records.because(nothing_recorded(f, request))
+        return result, records.explained(lambda: nothing_recorded(f, request))
 
     return Uncalled("capture", wrapped_like(captured, f))
 
@@ -155,8 +155,7 @@ def _jitted_capture(
 
         def call(*args: Any, **kwargs: Any) -> Any:
             result, stored = checking_results(lambda: jitted(*args, **kwargs), lambda found: found[0])
-            records = stored.records
-            return result, records if len(records) else records.because(nothing_recorded(f, asked))
+            return result, stored.records.explained(lambda: nothing_recorded(f, asked))
 
         def method(name: str, *args: Any, **kwargs: Any) -> Any:
             answer = getattr(jitted, name)(*args, **kwargs)
