@@ -188,9 +188,8 @@ def bert_port(w: Weights, wrong: str) -> Callable[..., Any]:
             v = heads_of(linear(x, at + "value", bias=bad != "value_bias"))  # value_bias
             scores = jnp.einsum("bhqd,bhkd->bhqk", q, k) * (1.0 if bad == "scale" else SIZE**-0.5)  # scale
             allowed = keep[:, ::-1] if bad == "padding_side" else keep
-            scores = scores + (1 - allowed[:, None, None]) * (
-                0 if bad == "padding" else -1e30
-            )  # padding_side # padding
+            masked = 0 if bad == "padding" else -1e30
+            scores = scores + (1 - allowed[:, None, None]) * masked  # padding_side # padding
             a = merged(jax.nn.softmax(scores) @ v)  # padding # scale # padding_side
             a = linear(a, at + "out")
             x = norm(x + a, at + "norm1", 1e-3 if bad == "eps" else 1e-12)  # eps

@@ -41,8 +41,8 @@ def with_gradient(program: Program) -> Program:
         made, back = jax.vjp(combined, *[values[i] for i in chosen])
         return list(back([jnp.asarray(w, x.dtype) for x, w in zip(made, [w for w in weights if w is not None])]))
 
-    names = [program.input_names[i] if i < len(program.inputs) else "" for i in chosen]
-    return from_flat(gradient, program.values, names, names)
+    names = [*program.input_names, *[""] * len(program.constants)]
+    return from_flat(gradient, program.values, names, [names[i] for i in chosen])
 
 
 def differentiable(program: Program) -> list[int]:

@@ -45,41 +45,59 @@ def coarsest_dtype(program: Program) -> tuple[Any, str]:
     return lowest, line
 
 
-class _Rounding:
-    """Runs programs with other rounding."""
+class Interpreter:
+    """Runs a program equation by equation under the current trace; what an equation does can be changed.
 
-    def __init__(self, memo: dict[tuple[int, int], tuple[Any, Any]], salt: int) -> None:
-        self.memo, self.salt = memo, salt
+    Args:
+        memo: Programs inside equations as they are when they run otherwise, by identity and `key`.
+        key: Which change this is.
+    """
+
+    def __init__(self, memo: dict[tuple[int, int], tuple[Any, Any]], key: int) -> None:
+        self.memo, self.key = memo, key
 
     def run(self, jaxpr: Any, *inputs: Any) -> list[Any]:
         """The outputs of a program."""
         opened, consts = _jax.open_jaxpr(jaxpr), getattr(_jax.close_jaxpr(jaxpr), "consts", ())
-        env = dict(zip([*opened.constvars, *opened.invars], [*consts, *inputs]))
+        env = dict(zip([*opened.constvars, *opened.invars], [*map(self.constant, consts), *inputs]))
 
         def read(v: Any) -> Any:
-            return v.val if isinstance(v, _jax.Literal) else env[v]
+            return self.constant(v.val) if isinstance(v, _jax.Literal) else env[v]
 
         for eqn in opened.eqns:
             values = [read(v) for v in eqn.invars]
-            called = _jax.program_of_call(eqn)
+            called = self.program_of_call(eqn)
             if called is not None:
                 with _jax.surroundings(eqn.ctx, eqn.source_info):
-                    env.update(zip(eqn.outvars, self.run(called, *values)))
-                continue
-            params = _jax.with_jaxprs(eqn.params, self.inside)
-            run = functools.partial(_bound, eqn, params)
-            # An equation with programs inside has them moved already.
-            rounds = params is eqn.params and any(map(_is_float_type, eqn.outvars))
-            outs = _run_moved(eqn.primitive, run, values, self.salt) if rounds else run(values)
+                    outs = self.run(called, *values)
+            else:
+                outs = self.equation(eqn, values)
             env.update(zip(eqn.outvars, outs))
         return [read(v) for v in opened.outvars]
 
+    def program_of_call(self, eqn: Any) -> Any | None:
+        """The program of an equation that is a call, if its equations may run one by one."""
+        return _jax.program_of_call(eqn)
+
+    def constant(self, value: Any) -> Any:
+        """A literal, or an array that a program refers to."""
+        return value
+
+    def aval(self, aval: Any) -> Any:
+        """The type of an input of a program inside an equation."""
+        return aval
+
+    def equation(self, eqn: Any, values: Sequence[Any]) -> list[Any]:
+        """What an equation computes."""
+        raise NotImplementedError
+
     def inside(self, jaxpr: Any) -> Any:
-        """A program inside an equation, of the same type, that rounds differently."""
-        key = id(jaxpr), self.salt
+        """A program inside an equation as it runs here."""
+        key = id(jaxpr), self.key
         if key not in self.memo:
             opened = _jax.open_jaxpr(jaxpr)
-            new = _jax.trace_to_closed_jaxpr(lambda *xs: self.run(jaxpr, *xs), [v.aval for v in opened.invars])
+            avals = [self.aval(v.aval) for v in opened.invars]
+            new = _jax.trace_to_closed_jaxpr(lambda *xs: self.run(jaxpr, *xs), avals)
             if opened is jaxpr:
                 if _jax.open_jaxpr(new).constvars:
                     raise NotImplementedError("a program inside an equation refers to arrays")
@@ -88,7 +106,18 @@ class _Rounding:
         return self.memo[key][1]
 
 
-def _bound(eqn: Any, params: dict[str, Any], values: Sequence[Any]) -> list[Any]:
+class _Rounding(Interpreter):
+    """Runs programs with other rounding."""
+
+    def equation(self, eqn: Any, values: Sequence[Any]) -> list[Any]:
+        params = _jax.with_jaxprs(eqn.params, self.inside)
+        run = functools.partial(run_in_its_scopes, eqn, params)
+        # An equation with programs inside has them moved already.
+        rounds = params is eqn.params and any(map(_is_float_type, eqn.outvars))
+        return _run_moved(eqn.primitive, run, values, self.key) if rounds else run(values)
+
+
+def run_in_its_scopes(eqn: Any, params: dict[str, Any], values: Sequence[Any]) -> list[Any]:
     """Runs an equation in its own scopes: sites in it keep their paths."""
     return _jax.run_operation(eqn.primitive, params, values, eqn.ctx, eqn.source_info)
 

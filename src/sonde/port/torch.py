@@ -6,6 +6,7 @@ Imports `torch` when it is used, and never before.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import json
 import sys
@@ -19,6 +20,7 @@ import numpy as np
 
 from sonde._extras import load
 from sonde.core import Records, capture, sow
+from sonde.port.widening import Known, wide_arrays
 from sonde.programs.unrolled import Step, Tape
 
 _SONDE = str(Path(__file__).resolve().parent.parent)
@@ -47,6 +49,28 @@ def model_of_folder(folder: str | Path) -> Any:
     if kind is None:
         raise ValueError(f"{str(config)!r} names the architectures {names}, none of which is in transformers")
     return kind.from_pretrained(str(folder)).eval()
+
+
+def weights_of(module: Any) -> Iterator[np.ndarray]:
+    """The floating-point parameters and buffers of a module."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.is_floating_point():
+            yield _array(tensor, copied=False)
+
+
+def in_single_precision(
+    module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], known: Known
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """A copy of a module, and what it is called with, in single precision."""
+    torch = _torch()
+    module = copy.deepcopy(module)
+    narrow = [x for x in (*module.parameters(), *module.buffers()) if x.dtype in (torch.bfloat16, torch.float16)]
+    arrays = wide_arrays([_array(x) for x in narrow], known, None)
+    with torch.no_grad():
+        for tensor, array in zip(narrow, arrays):
+            tensor.data = _tensor(array)
+    wide = lambda x: x.float() if isinstance(x, torch.Tensor) and x.dtype in (torch.bfloat16, torch.float16) else x
+    return module, *jax.tree.map(wide, (_as_tensors(args), _as_tensors(dict(kwargs))))
 
 
 def torch_records(module: Any) -> Callable[..., Records]:
@@ -181,6 +205,20 @@ def _combination(torch: Any, results: Sequence[Any]) -> tuple[list[Any], list[An
     return [t for _, t in chosen], [torch.as_tensor(s, dtype=t.dtype) for s, (_, t) in zip(signs, chosen)]
 
 
+@contextlib.contextmanager
+def without_padding(module: Any) -> Iterator[list[str]]:
+    """Embeddings have gradients for padding, too, which PyTorch leaves at zero; gives the names of those that change."""
+    padded = [(name, m, m.padding_idx) for name, m in module.named_modules() if isinstance(m, _torch().nn.Embedding)]
+    padded = [(name, m, number) for name, m, number in padded if number is not None]
+    try:
+        for _, m, _ in padded:
+            m.padding_idx = None
+        yield [f"{name}.padding_idx={number}" for name, _, number in padded]
+    finally:
+        for _, m, number in padded:
+            m.padding_idx = number
+
+
 def torch_gradients(
     module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], around: Any = None
 ) -> tuple[list[str], list[np.ndarray], list[np.ndarray]]:
@@ -200,7 +238,7 @@ def torch_gradients(
     names, wanted, filled = [], [], []
     for path, leaf in leaves:
         if isinstance(leaf, jax.Array | np.ndarray | np.generic | torch.Tensor):
-            leaf = leaf.detach().clone() if isinstance(leaf, torch.Tensor) else torch.as_tensor(np.array(leaf))
+            leaf = leaf.detach().clone() if isinstance(leaf, torch.Tensor) else _tensor(leaf)
             if leaf.is_floating_point():
                 names.append(jax.tree_util.keystr(path))
                 wanted.append(leaf.requires_grad_())
@@ -231,11 +269,17 @@ def _torch() -> Any:
 
 
 def _as_tensors(tree: Any) -> Any:
-    torch = _torch()
     return jax.tree.map(
-        lambda x: torch.as_tensor(np.array(x)) if isinstance(x, jax.Array | np.ndarray | np.generic) else x,
+        lambda x: _tensor(x) if isinstance(x, jax.Array | np.ndarray | np.generic) else x,
         tuple(tree) if isinstance(tree, list) else tree,
     )
+
+
+def _tensor(array: Any) -> Any:
+    torch = _torch()
+    if array.dtype == jnp.bfloat16:  # which NumPy does not know
+        return torch.as_tensor(np.array(array, np.float32)).bfloat16()
+    return torch.as_tensor(np.array(array))
 
 
 def _tensors(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:

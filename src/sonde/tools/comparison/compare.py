@@ -21,14 +21,17 @@ from sonde.core import Pattern, check_patterns, inside_request, two_steps, wrapp
 from sonde.display import Badges, Leaf, tree_html
 from sonde.port.difference import Distance, distance, epsilon, wide
 from sonde.port.parting import Parting, find_parting
+from sonde.port.widening import is_narrow
 from sonde.tools.comparison.differences import Drift, Tolerance, judge
 from sonde.tools.comparison.matching import Match, Pair, Points, match, match_results, rows_of
 from sonde.tools.comparison.page import page_of
 from sonde.tools.comparison.runs import RESULT, Point, Run
-from sonde.tools.comparison.sides import Gradients, ProgramSide, Side, gradient_pairs, side_of
+from sonde.tools.comparison.gradients import Gradients, gradient_pairs
+from sonde.tools.comparison.sides import ProgramSide, Side, side_of
 from sonde.tools.reading.heatmap import Drawn, Heat
 
 _COARSE = 0.1  # a comparison that allows more than this part of the norm has not seen much
+_EXPLAINED = "rounding alone explains them"
 _DRAWS = 3  # of the noise of each program, at most: one alone may be small by chance
 
 
@@ -51,6 +54,7 @@ class Comparison(Drawn):
         matches: Which values were matched, and why.
         unchecked: What could not be compared, and why.
         parting: The operation at which the programs part, and why, if they differ and that is known.
+        precision: What computing in single precision shows, if a program computes in less; `""` otherwise.
     """
 
     drifts: tuple[Drift, ...]
@@ -61,6 +65,7 @@ class Comparison(Drawn):
     matches: tuple[Match, ...] = ()
     unchecked: tuple[str, ...] = ()
     parting: Parting | None = None
+    precision: str = ""
 
     @property
     def first(self) -> Drift | None:
@@ -120,6 +125,7 @@ class Comparison(Drawn):
         counts += [counted(gradients, "gradient")] if gradients else []
         lines = [f"{first}; {' and '.join([', '.join(counts[:-1]), counts[-1]] if counts[:-1] else counts)} compared"]
         lines += [str(self.parting)] if self.parting is not None else []
+        lines += [self.precision] if self.precision else []
         lines += [f"also: {d}" for d in self.results if d.note and d is not self.first]
         lines += [f"not compared: {reason}" for reason in self.unchecked]
         for which, only in (("first", self.only_first), ("second", self.only_second)):
@@ -233,7 +239,12 @@ def compare(
 
     def compared(*args: Any, **kwargs: Any) -> Comparison:
         sides = first.called(args, kwargs), second.called(args, kwargs)
-        return _Comparing(sides, given, Tolerance(rtol, atol, norm), grads).comparison()
+        comparing = _Comparing(sides, given, Tolerance(rtol, atol, norm), grads)
+        found = comparing.comparison()
+        if rtol is not None or norm is not None:
+            return found
+        wide = comparing.in_single_precision()
+        return found if wide is None else _with_sharper(found, wide)
 
     return wrapped_like(compared, f) if callable(f) else compared
 
@@ -315,6 +326,23 @@ class _Comparing:
             parting,
         )
 
+    def in_single_precision(self) -> Comparison | str | None:
+        """The comparison of the same programs in single precision, or why there is none.
+
+        None if neither computes in less, or if that is not known.
+        """
+        narrow = [is_narrow(side.coarsest_dtype(run)[0]) for side, run in zip(self.sides, self.runs)]
+        if not any(narrow):
+            return None
+        try:
+            numbers = [side.numbers() for side in self.sides]
+            if numbers[0] is None or numbers[1] is None:
+                return None
+            wide = (self.sides[0].in_single_precision(numbers[1]), self.sides[1].in_single_precision(numbers[0]))
+            return _Comparing(wide, self.given, self.tolerance, self.grads).comparison()
+        except Exception as error:  # what the programs do in their own precision is known
+            return f"{type(error).__name__}: {str(error)[:150]}"
+
     def blind_spots(self, pairs: list[Pair], results: list[Drift]) -> list[str]:
         """What a comparison that found no difference could not have seen."""
         spots = []
@@ -331,9 +359,7 @@ class _Comparing:
         for drift in results:
             limit = None if drift.gradient or not drift.size else drift.limit
             if limit is not None and _COARSE < limit < np.inf:
-                spots.append(
-                    f"differences of {drift.place} below {limit:.2g} of its norm: rounding alone explains them"
-                )
+                spots.append(f"differences of {drift.place} below {limit:.2g} of its norm: {_EXPLAINED}")
         one, other = (run.texts for run in self.runs)
         for place in [place for place in one if place in other and one[place] != other[place]]:
             spots.append(f"{RESULT}{place}, which is no array: {one[place]!r} against {other[place]!r}")
@@ -412,12 +438,22 @@ class _Comparing:
         self.unchecked += gradients.unchecked
         drifts = []
         for pair in gradients.pairs:
-            drift = judge(pair, self.tolerance, [], result=True)
-            if drift.differs and self.tolerance.rtol is None and self.tolerance.norm is None:
-                noise = _gradient_noise(gradients, pair)
-                drift = _least_drift(pair, self.tolerance, noise, self.fallback, result=True)
+            drift = self.judge_gradient(gradients, pair)
+            padded = gradients.with_padding(pair) if drift.differs else None
+            if padded is not None:
+                again = self.judge_gradient(gradients, padded[0])
+                if not again.differs:
+                    self.unchecked.append(f"{drift.path} where PyTorch leaves it at zero: {padded[1]}")
+                    drift = again
             drifts.append(drift)
         return drifts
+
+    def judge_gradient(self, gradients: Gradients, pair: Pair) -> Drift:
+        """The drift of the gradients of results."""
+        drift = judge(pair, self.tolerance, [], result=True)
+        if not drift.differs or self.tolerance.rtol is not None or self.tolerance.norm is not None:
+            return drift
+        return _least_drift(pair, self.tolerance, _gradient_noise(gradients, pair), self.fallback, result=True)
 
     def parting(self, pairs: list[Pair], drifts: list[Drift], results: list[Drift]) -> Parting | None:
         """The operation at which the programs part, if they differ."""
@@ -438,6 +474,22 @@ class _Comparing:
         runs = [side.run_with_gradients() for side in self.sides]
         points, others = (Points(p for p in run.points if p.gradient) for run in _stacked_alike((runs[0], runs[1])))
         return self.judged(match(points, others, {}), points, others)
+
+
+def _with_sharper(found: Comparison, wide: Comparison | str) -> Comparison:
+    """What a comparison found, with what the same programs show in single precision."""
+    if isinstance(wide, str):
+        reason = f"what low precision hides: the programs cannot be computed in single precision ({wide})"
+        return found if found.first else dataclasses.replace(found, unchecked=(*found.unchecked, reason))
+    if wide.first is not None:
+        return dataclasses.replace(wide, precision="seen with both programs computed in float32")
+    agreement = max((d.rel_norm for d in wide.results), default=0.0)
+    text = f"computed in float32, the programs agree to {agreement:.1g}"
+    if found.first is not None:
+        return dataclasses.replace(found, precision=f"{text}: low precision alone makes the difference")
+    seen = [spot for spot in found.unchecked if not spot.endswith(_EXPLAINED)]
+    seen += [spot for spot in wide.unchecked if spot.endswith(_EXPLAINED)]
+    return dataclasses.replace(found, unchecked=tuple(seen), precision=text)
 
 
 class _Noise:
