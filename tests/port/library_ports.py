@@ -432,7 +432,7 @@ def lstm_port(w: Weights, wrong: str) -> Callable[..., Any]:
 
             def step(state: Any, row: Any, both: Any = both, bad: str = bad) -> Any:
                 h, c = state
-                gates = both(jnp.concatenate([row, h], -1))  # state
+                gates = both(jnp.concatenate([row, h], -1))  # state # state_bias
                 if bad == "gate_order":
                     a, g, f, o = jnp.split(gates, 4, -1)  # gate_order
                 else:

@@ -119,7 +119,8 @@ def find_cause(explained: Explained, first: list[int], second: list[int], allowe
     """
     one, other = explained.tapes
     before = _apart(one, [other.array(i) for i in other.results])
-    enough = min(max(allowed, 32 * epsilon(*[one.array(i) for i in one.results])), before / 4)
+    exact = epsilon(*[one.array(i) for i in one.results])
+    enough = min(max(allowed, 32 * exact), before / 4)
     best: Cause | None = None
     best_copies = False
     repeats = after_copy = 0
@@ -143,9 +144,10 @@ def find_cause(explained: Explained, first: list[int], second: list[int], allowe
         if agreement > enough or (trial.copies and not best_copies and best is not None):
             continue
         # Of several that agree, the first: another one must be much better, or say more.
-        if best is None or (best_copies and not trial.copies) or agreement < best.agreement / 8:
+        is_better = best is not None and agreement < best.agreement / 8 and best.agreement > exact
+        if best is None or is_better or (best_copies and not trial.copies):
             best, best_copies = Cause(text, agreement, trial.step), trial.copies
-        if best.agreement == 0 and not best_copies:
+        if best.agreement <= exact and not best_copies:
             break
     return best
 
@@ -200,6 +202,7 @@ def _trials(explained: Explained, first: list[int], second: list[int]) -> Iterat
             _other_weight(explained, g),
             _other_epsilon(explained, g, ours),
             *(_other_operation(explained, f, g) for f in alike),
+            *(_numbers_before(explained, i) for i in g.inputs),
             *(_lacking(explained, f, g, 1) for f in ours),
             _surplus(explained, g, 1),
             *(_other_operation(explained, f, g) for f in ours if f.name != g.name),
@@ -212,7 +215,7 @@ def _trials(explained: Explained, first: list[int], second: list[int]) -> Iterat
         for number in [*_before(explained, g), *after]:
             step = explained.tapes[1].steps[number]
             others = _numbers_of_counterparts(explained, step), _other_epsilon(explained, step)
-            for trial in itertools.chain(*others, _other_weight(explained, step)):
+            for trial in itertools.chain(*others, _other_weight(explained, step), _missing_bias(explained, step)):
                 yield dataclasses.replace(trial, step=number)
         yield from _surplus(explained, g, _NEAR)
         for f in ours[:2]:
@@ -242,6 +245,14 @@ def _counterparts(explained: Explained, g: Step) -> list[Step]:
 def _numbers_of_counterparts(explained: Explained, g: Step) -> Iterator[_Trial]:
     for f in _counterparts(explained, g):
         yield from _other_number(explained, f, g)
+
+
+def _numbers_before(explained: Explained, number: int) -> Iterator[_Trial]:
+    """Other numbers in the operation that made a value: an epsilon may be lost in its rounding."""
+    maker = explained.tapes[1].makers[number]
+    if maker is not None:
+        for trial in _numbers_of_counterparts(explained, explained.tapes[1].steps[maker]):
+            yield dataclasses.replace(trial, step=maker)
 
 
 def _other_number(explained: Explained, f: Step, g: Step) -> Iterator[_Trial]:
@@ -312,15 +323,21 @@ def _transposed(explained: Explained, g: Step) -> Iterator[_Trial]:
 def _missing_bias(explained: Explained, g: Step) -> Iterator[_Trial]:
     """A bias that only the first program has, where it is added inside another operation."""
     one, other = explained.tapes
-    if g.name not in ("dot_general", "conv_general_dilated"):
+    is_sum = g.name == "add" and any(explained.is_moved_input(1, i) for i in g.inputs)  # of two biases, there is one
+    if not is_sum and g.name not in ("dot_general", "conv_general_dilated"):
         return
-    out = other.values[g.outputs[0]]
+    out = jnp.asarray(other.values[g.outputs[0]])
     for number in one.given:
         shape = np.shape(one.values[number])
-        if shape == np.shape(out)[-1:] and not explained.explained(0, number):
-            new = jnp.asarray(out) + jnp.asarray(one.values[number], out.dtype)
+        if shape == out.shape[-1:] and not explained.explained(0, number):
+            bias = jnp.asarray(one.values[number], out.dtype)
+
+            def outputs(_: Sequence[Any], step: Step, values: Sequence[Any], bias: Any = bias) -> list[Any]:
+                return [step.run(values)[0] + bias]
+
+            at = other.steps.index(g)
             text = f"with the bias {list(shape)} of the first program, which the second lacks"
-            yield _Trial({g.outputs[0]: new}, text)
+            yield _Trial({g.outputs[0]: out + bias}, text, everywhere=_Everywhere(at, at, outputs))
 
 
 def _other_weight(explained: Explained, g: Step) -> Iterator[_Trial]:

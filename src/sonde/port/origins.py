@@ -23,6 +23,11 @@ from sonde.port.rounding import moved_step
 from sonde.programs.unrolled import Step, Tape, as_numbers
 
 _MASKED = -1e9  # masks of this or less are as good as those of minus infinity
+# Of tapes, and of PyTorch.
+_OTHER_MOVES = frozenset(
+    ["row", "rows", "t", "view", "_unsafe_view", "transpose", "permute", "unsqueeze", "expand", "select", "slice"]
+    + ["split", "unbind", "clone", "detach", "alias", "lift_fresh"]
+)
 _TIMES = 4  # how many times what rounding did to a fingerprint may be no difference
 
 
@@ -228,6 +233,6 @@ def scalar_of(value: Any) -> float | None:
 
 def is_move(step: Step) -> bool:
     """Whether a step only moves numbers, and takes the same ones whatever they are."""
-    if step.name in ("row", "rows"):
+    if step.name in _OTHER_MOVES:
         return True
     return _jax.only_moves(step.name) and _jax.facts_of(step.name).exact and len(step.inputs) == 1

@@ -69,7 +69,10 @@ def in_single_precision(
     with torch.no_grad():
         for tensor, array in zip(narrow, arrays):
             tensor.data = _tensor(array)
-    wide = lambda x: x.float() if isinstance(x, torch.Tensor) and x.dtype in (torch.bfloat16, torch.float16) else x
+
+    def wide(x: Any) -> Any:
+        return x.float() if isinstance(x, torch.Tensor) and x.dtype in (torch.bfloat16, torch.float16) else x
+
     return module, *jax.tree.map(wide, (_as_tensors(args), _as_tensors(dict(kwargs))))
 
 
@@ -207,7 +210,7 @@ def _combination(torch: Any, results: Sequence[Any]) -> tuple[list[Any], list[An
 
 @contextlib.contextmanager
 def without_padding(module: Any) -> Iterator[list[str]]:
-    """Embeddings have gradients for padding, too, which PyTorch leaves at zero; gives the names of those that change."""
+    """Gives embeddings the gradients of padding, which PyTorch leaves at zero; yields the settings that do that."""
     padded = [(name, m, m.padding_idx) for name, m in module.named_modules() if isinstance(m, _torch().nn.Embedding)]
     padded = [(name, m, number) for name, m, number in padded if number is not None]
     try:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
+from sonde.port.layouts import arranged
 from sonde.port.parameters import match_parameters
 from sonde.port.rounding import Interpreter, run_in_its_scopes
 from sonde.programs.traced import Program, from_flat
@@ -26,6 +27,12 @@ WIDE = np.dtype(np.float32)
 # How far a draw moves a number, relative to half a unit in the last place: what is compared is allowed four times that.
 _MOVED = 0.5
 _SURE_DIGITS = 2
+# Numbers in formulas that people write: of gelu, selu, and of changing the base of a power.
+_CONSTANTS = frozenset(
+    [math.pi, 2 * math.pi, math.e, math.sqrt(2), math.sqrt(0.5), math.sqrt(2 / math.pi), math.sqrt(2 * math.pi)]
+    + [math.log(2), math.log(10), 1 / math.log(2), 1 / math.log(10), math.log(2 * math.pi), 1 / math.sqrt(math.pi)]
+    + [0.044715, 1.702, 1.0507009873554805, 1.6732632423543772, 1.0507009873554805 * 1.6732632423543772]
+)
 # They look at the bits of a number, or run code that is made for its dtype.
 _OPAQUE = frozenset({"bitcast_convert_type", "ffi_call", "pallas_call", "pure_callback", "io_callback"})
 _INLINED = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "remat", "checkpoint", "remat2"})
@@ -41,7 +48,7 @@ class Known:
     """What another program says of the numbers that a program of low precision was given.
 
     Attributes:
-        scalars: The numbers in its code.
+        scalars: The numbers in its code, and one divided by them; those of low precision are not known themselves.
         arrays: The arrays that go into it.
     """
 
@@ -52,7 +59,10 @@ class Known:
     def of(cls, program: Program) -> Known:
         """What a program says."""
         arrays = [np.asarray(x) for x in program.values if jnp.issubdtype(jnp.result_type(x), jnp.floating)]
-        numbers = [*_scalars(program.jaxpr), *[float(x.ravel()[0]) for x in arrays if x.size == 1]]
+        single = [x for x in arrays if x.size == 1 and not is_narrow(x.dtype)]
+        numbers = {*_scalars(program.jaxpr), *[float(x.ravel()[0]) for x in single]}
+        # One program divides by what the other multiplies with.
+        numbers |= {1 / x for x in numbers if x}
         return cls(frozenset(filter(math.isfinite, numbers)), tuple(x for x in arrays if x.size > 1))
 
 
@@ -69,9 +79,7 @@ def widened(program: Program, known: Known, draw: int | None = None) -> Program:
     likely, drawn = (wide_arrays(program.values, known, which) for which in (None, draw))
     names = [*program.input_names, *[""] * len(program.constants)]
     values = [a if name else b for name, a, b in zip(names, likely, drawn)]
-    return from_flat(
-        lambda *xs: widening.run(program.jaxpr, *xs), values, names, program.output_names
-    )
+    return from_flat(lambda *xs: widening.run(program.jaxpr, *xs), values, names, program.output_names)
 
 
 def wide_arrays(arrays: Sequence[Any], known: Known, draw: int | None) -> list[Any]:
@@ -123,7 +131,7 @@ class _Widening(Interpreter):
 
 
 def _exactly(arrays: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
-    """By number, the arrays of which all elements are those of other arrays, but for rounding; with the others' elements."""
+    """By number, the arrays whose elements are those of other arrays but for rounding, as they were before it."""
     values: dict[int, np.ndarray] = {}
     for dtype in {x.dtype for x in arrays}:
         with np.errstate(over="ignore"):
@@ -137,23 +145,47 @@ def _exactly(arrays: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> dict
             assert m.part is not None
             rows = (slice(None),) * m.part.axis + (m.part.rows[0] if m.part.dropped else list(m.part.rows),)
             whole[rows] = m.layout.inverse(m.part.of(own).shape).of(other)
+        values |= _mostly(
+            arrays, {i for i, x in enumerate(arrays) if x.dtype == dtype} - values.keys(), others, rounded
+        )
     return {i: x for i, x in values.items() if not np.any(np.isnan(x) & ~np.isnan(arrays[i].astype(WIDE)))}
+
+
+def _mostly(
+    arrays: Sequence[np.ndarray], left: set[int], others: Sequence[np.ndarray], rounded: Sequence[np.ndarray]
+) -> dict[int, np.ndarray]:
+    """The same for arrays with most elements of another one: these are known, so the others are wrong."""
+    values = {}
+    for i in left:
+        own = arrays[i]
+        for other, low in zip(others, rounded):
+            same = arranged(low, own, lambda x, own=own: float(np.mean(x == own)) > 0.5)
+            if same is not None and own.size > 1:
+                values[i] = np.where(same[0] == own, same[1].of(other), own).astype(WIDE)
+                break
+    return values
 
 
 def _likely(value: Any, scalars: frozenset[float], draw: int | None) -> Any:
     """A number in single precision: what it was before it was rounded, or what it may have been."""
     array = np.asarray(value)
     number = float(array.ravel()[0])
-    rounding_to_it = [x for x in scalars if float(np.asarray(x).astype(array.dtype)) == number]
-    if len(rounding_to_it) == 1:
-        return np.full(array.shape, rounding_to_it[0], WIDE)
+    for candidates in (scalars, _CONSTANTS):
+        rounding_to_it = [x for x in candidates if _rounded(x, array.dtype) == number]
+        if len(rounding_to_it) == 1:
+            return np.full(array.shape, rounding_to_it[0], WIDE)
     return _moved(np.full(array.shape, _shortest(number, array.dtype), WIDE), draw, array.dtype)
 
 
 def _shortest(number: float, dtype: Any) -> float:
     """The shortest decimal that rounds to a number of a dtype."""
     candidates = (float(f"{number:.{digits}g}") for digits in range(1, 6))
-    return next((x for x in candidates if float(np.asarray(x).astype(dtype)) == number), number)
+    return next((x for x in candidates if _rounded(x, dtype) == number), number)
+
+
+def _rounded(number: float, dtype: Any) -> float:
+    with np.errstate(over="ignore"):
+        return float(np.asarray(number).astype(dtype))
 
 
 def _moved(array: np.ndarray, draw: int | None, dtype: Any = None) -> np.ndarray:
@@ -170,9 +202,10 @@ def _moved(array: np.ndarray, draw: int | None, dtype: Any = None) -> np.ndarray
 
 
 def _scalars(jaxpr: Any) -> Iterator[float]:
-    """The floating-point numbers in the code of a program."""
+    """The floating-point numbers in the code of a program that are not rounded to 16 bits."""
     for eqn in _jax.open_jaxpr(jaxpr).eqns:
         values = [v.val for v in eqn.invars if isinstance(v, _jax.Literal)]
-        yield from (float(x) for x in values if jnp.issubdtype(jnp.result_type(x), jnp.floating))
+        dtypes = map(jnp.result_type, values)
+        yield from (float(x) for x, t in zip(values, dtypes) if jnp.issubdtype(t, jnp.floating) and not is_narrow(t))
         for inner in _jax.sub_jaxprs(eqn.params):
             yield from _scalars(inner)

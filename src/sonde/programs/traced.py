@@ -84,9 +84,29 @@ def from_flat(
     moved = opened.replace(invars=invars, debug_info=opened.debug_info.with_unknown_names())
     closed = _jax.close_jaxpr(moved)
     keeping = _kept_inputs(closed)
+    if _has_inner_constants(keeping):
+        opened_calls = from_flat(
+            lambda *xs: _jax.eval_opened(keeping, *xs, *constants), inputs, input_names, output_names
+        )
+        return dataclasses.replace(opened_calls, donates=keeping is not closed)
     return Program(
         keeping, tuple(inputs), tuple(constants), tuple(input_names), tuple(output_names), keeping is not closed
     )
+
+
+def _has_inner_constants(jaxpr: Any) -> bool:
+    """Whether jitted calls refer to arrays, which then are no constants of the program around them."""
+    programs = filter(None, map(_jax.program_of_call, _jax.open_jaxpr(jaxpr).eqns))
+    return any(getattr(_jax.close_jaxpr(p), "consts", ()) or _has_inner_constants(p) for p in programs)
+
+
+def inner_constants(jaxpr: Any) -> list[Any]:
+    """The arrays that jitted calls inside loops and branches refer to: they cannot be made inputs of the program."""
+    arrays = []
+    for eqn in _jax.open_jaxpr(jaxpr).eqns:
+        for inner in _jax.sub_jaxprs(eqn.params):
+            arrays += [*getattr(_jax.close_jaxpr(inner), "consts", ()), *inner_constants(inner)]
+    return arrays
 
 
 def _kept_inputs(jaxpr: Any) -> Any:

@@ -234,7 +234,7 @@ def test_noise_is_measured_where_digits_cancel():
     assert compare(f, lambda x: x + 0.05)(x).first is not None
 
 
-def test_a_small_error_is_found_in_float32_and_not_in_bfloat16():
+def test_a_small_error_is_found_in_float32_and_in_bfloat16():
     x = jax.random.normal(jax.random.key(0), (4, 64))
 
     def norm(x, eps):
@@ -243,7 +243,10 @@ def test_a_small_error_is_found_in_float32_and_not_in_bfloat16():
 
     assert compare(lambda x: norm(x, 1e-5), lambda x: norm(x, 1e-6))(x).first is not None
     half = x.astype(jnp.bfloat16)
-    assert compare(lambda x: norm(x, 1e-5), lambda x: norm(x, 1e-6))(half).first is None
+    found = compare(lambda x: norm(x, 1e-5), lambda x: norm(x, 1e-6))(half)
+    assert "with eps=1e-05 in place of 1e-06: the programs then agree to" in str(found)
+    assert found.precision == "seen with both programs computed in float32"
+    assert compare(lambda x: norm(x, 1e-5), lambda x: norm(x, 1e-5))(half).first is None
     assert compare(lambda x: norm(x, 1e-5), lambda x: norm(x, 0.3))(half).first is not None
 
 

@@ -23,10 +23,10 @@ from sonde.port.difference import Distance, distance, epsilon, wide
 from sonde.port.parting import Parting, find_parting
 from sonde.port.widening import is_narrow
 from sonde.tools.comparison.differences import Drift, Tolerance, judge
+from sonde.tools.comparison.gradients import Gradients, gradient_pairs
 from sonde.tools.comparison.matching import Match, Pair, Points, match, match_results, rows_of
 from sonde.tools.comparison.page import page_of
 from sonde.tools.comparison.runs import RESULT, Point, Run
-from sonde.tools.comparison.gradients import Gradients, gradient_pairs
 from sonde.tools.comparison.sides import ProgramSide, Side, side_of
 from sonde.tools.reading.heatmap import Drawn, Heat
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from sonde._array_text import counted
 from sonde.port.parameters import match_parameters
 from sonde.port.prints import print_of
 from sonde.tools.comparison.matching import By, Pair
@@ -82,6 +83,12 @@ def gradient_pairs(first: Side, second: Side) -> Gradients | str:
             return made and f"gradients: the {which} program {made}"
         sides.append(made)
     gradients = Gradients([], [], (sides[0], sides[1]))
+    for side, which in zip(sides, ("first", "second")):
+        if side.n_lacking:
+            text = (
+                f"gradients of {counted(side.n_lacking, 'array')} that jitted functions in loops or branches refer to"
+            )
+            gradients.unchecked.append(f"{text}, in the {which} program")
     # Arguments correspond by place.
     named = {name: k for k, name in enumerate(sides[1].names) if name}
     for i, name in enumerate(sides[0].names):

@@ -29,7 +29,7 @@ from sonde.port.torch import (
     without_padding,
 )
 from sonde.port.widening import Known, widened
-from sonde.programs.traced import Program, trace
+from sonde.programs.traced import Program, inner_constants, trace
 from sonde.programs.unrolled import Tape, tape_of
 from sonde.tools.comparison.runs import (
     RESULT,
@@ -51,6 +51,7 @@ class SideGradients:
         inputs: What each is the gradient with respect to.
         arrays: The gradients.
         rounded_otherwise: The same where the arithmetic rounds differently; each number in another way.
+        n_lacking: How many more arrays go in that have no gradient here: those of jitted functions inside loops.
         with_padding: The same with gradients for padding, and the settings that leave them at zero; None if none does.
     """
 
@@ -58,6 +59,7 @@ class SideGradients:
     inputs: Sequence[np.ndarray]
     arrays: Sequence[np.ndarray]
     rounded_otherwise: Callable[[int], Sequence[np.ndarray]]
+    n_lacking: int = 0
     with_padding: Callable[[], tuple[Sequence[np.ndarray], str]] | None = None
 
 
@@ -199,7 +201,7 @@ class ProgramSide(Side):
             return _on_host(rounded_otherwise(again, draw))
 
         inputs = _on_host([program.values[i] for i in differentiable(program)])
-        return SideGradients(gradient.output_names, inputs, arrays, moved)
+        return SideGradients(gradient.output_names, inputs, arrays, moved, len(inner_constants(program.jaxpr)))
 
     def tape(self, *, gradient: bool = False) -> Tape | None:
         """Its single operations."""
@@ -288,7 +290,7 @@ class TorchSide(Side):
 
         with without_padding(self.module) as settings:
             is_padded = bool(settings)
-        return SideGradients(names, inputs, arrays, moved, with_padding if is_padded else None)
+        return SideGradients(names, inputs, arrays, moved, with_padding=with_padding if is_padded else None)
 
     def tape(self, *, gradient: bool = False) -> Tape | None:
         """Its operations."""
@@ -376,5 +378,6 @@ def _on_host(values: Sequence[Any]) -> list[np.ndarray]:
 
 
 def first_line(error: Exception) -> str:
+    """What went wrong, in one line."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:150]}" if text else type(error).__name__
