@@ -186,12 +186,13 @@ def test_check_finds_a_flipped_bit_and_a_missing_file(tmp_path):
     assert store.check(tmp_path) == []
     (file,) = [p for p in (tmp_path / "values" / "a.h" / "c").rglob("*") if p.is_file()]
     good = file.read_bytes()
-    for at in range(0, len(good), 29):
+    start = good.index(ARRAY.tobytes())
+    for at in range(0, start + ARRAY.nbytes, 29):  # what follows are zeros up to the end of a chunk
         file.write_bytes(good[:at] + bytes([good[at] ^ (1 << at % 8)]) + good[at + 1 :])
         (damage,) = store.check(tmp_path)
         assert damage.name == "values/a/h" and damage.rows == (0, 50)
-    file.write_bytes(good[:10] + bytes([good[10] ^ 1]) + good[11:])
-    with pytest.raises(StoreError, match=r"cannot read values/a/h of the store .*shard entry"):
+    file.write_bytes(good[: start + 10] + bytes([good[start + 10] ^ 1]) + good[start + 11 :])
+    with pytest.raises(StoreError, match=r"cannot read values/a/h of the store .*are not what was written"):
         kept["a/h"][:]
     file.unlink()
     assert "is missing" in str(store.check(tmp_path)[0])
@@ -243,7 +244,7 @@ from sonde import store
 kept = store.open(sys.argv[1])
 iterator = kept.batches(4)
 next(iterator), kept["a/h"][0]
-for use in (lambda: store.open(sys.argv[1]), lambda: kept["a/h"][:], lambda: next(iterator)):
+for use in (lambda: store.open(sys.argv[1]), lambda: next(iterator), lambda: print(kept["a/h"][:].shape, flush=True)):
     sys.stdout.flush()
     process = os.fork()
     if not process:
@@ -257,11 +258,12 @@ for use in (lambda: store.open(sys.argv[1]), lambda: kept["a/h"][:], lambda: nex
 
 
 def test_a_fork_of_a_process_that_read(kept):
-    """TensorStore would abort it, and a minibatch would never come."""
+    """TensorStore would abort it, and a minibatch would never come; rows on a disk need no threads."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORK, kept.folder], capture_output=True, text=True, timeout=60
     )
-    assert done.stdout.splitlines() == ["StoreError this process was forked from one that has used a store"] * 3
+    refused = "StoreError this process was forked from one that has used a store"
+    assert done.stdout.splitlines() == [refused, refused, str(kept["a/h"].shape)]
 
 
 @pytest.mark.parametrize("place", ["device", "sharding"])

@@ -92,7 +92,7 @@ class Digester:
         """Takes rows that are written."""
         columns = tuple((part.start, part.stop) for part in piece.columns)
         at = 0
-        for first, last in _row_spans(piece.rows):
+        for first, last in piece.spans():
             for cut, end in _cut(first, last, self._chunk_rows):
                 self._continue(columns, cut, end, piece.data[at : at + end - cut])
                 at += end - cut
@@ -110,15 +110,6 @@ class Digester:
         runs = [*self._runs, *self._open.values()]
         self._runs, self._open = [], {}
         return runs
-
-
-def _row_spans(rows: slice | np.ndarray) -> Iterator[tuple[int, int]]:
-    if isinstance(rows, slice):
-        yield rows.start, rows.stop
-        return
-    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
-    for part in np.split(rows, breaks):
-        yield int(part[0]), int(part[-1]) + 1
 
 
 def _cut(first: int, last: int, step: int) -> Iterator[tuple[int, int]]:

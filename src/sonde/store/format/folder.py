@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +217,14 @@ class Folder:
         if isinstance(error, StoreError):
             return error
         return StoreError(f"cannot write to the store {self.name!r}: {reason(error)}")
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """A block that writes files; what the system says against it is a StoreError."""
+        try:
+            yield
+        except OSError as error:
+            raise self.failed(error) from error
 
     def disappeared(self) -> StoreError:
         """The error of a harvest whose files were removed."""

@@ -24,7 +24,7 @@ from sonde.store.format.folder import Folder
 from sonde.store.format.sealed import checksum, seal
 
 FORMAT = "sonde.store"
-VERSION = 3
+VERSION = 4
 MANIFEST = "sonde.json"
 KINDS = ("values", "grads", "taken", "keys")
 _LONGEST = 150  # characters of the name of a folder; file systems take 255 bytes
@@ -42,7 +42,7 @@ class ArrayInfo:
         row: The shape of a row.
         dtype: The name of its dtype.
         file: How many rows a file holds, and how much of a row, per axis.
-        chunk_rows: How many of these rows are compressed together.
+        chunk_rows: How many of these rows are read and verified together.
     """
 
     kind: str

@@ -27,6 +27,14 @@ class Piece:
     columns: tuple[slice, ...]
     data: np.ndarray
 
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """Rows that follow one another: the first, and the one after the last."""
+        if isinstance(self.rows, slice):
+            yield self.rows.start, self.rows.stop
+            return
+        for part in np.split(self.rows, np.flatnonzero(np.diff(self.rows) != 1) + 1):
+            yield int(part[0]), int(part[-1]) + 1
+
 
 def row_shape(array: Any, mask: Any) -> tuple[int, ...]:
     """The shape of a row of a value."""
@@ -57,23 +65,6 @@ def pieces(array: Any, mask: np.ndarray | None, start: int) -> Iterator[Piece]:
             numbers = start + before[index[: mask.ndim]][kept] - 1
             if len(numbers):
                 yield Piece(_as_slice(numbers), index[mask.ndim :], data[kept])
-
-
-def put_together(staged: list[Piece]) -> Iterator[Piece]:
-    """Pieces in the order of their rows, as few as possible. The list is emptied as they are taken."""
-    staged.reverse()
-    while staged:
-        first = staged.pop()
-        parts, end = [first.data], first.rows.stop if isinstance(first.rows, slice) else None
-        while staged and isinstance(staged[-1].rows, slice) and staged[-1].columns == first.columns:
-            if staged[-1].rows.start != end:
-                break
-            end = staged[-1].rows.stop
-            parts.append(staged.pop().data)
-        if len(parts) == 1 or not isinstance(first.rows, slice):
-            yield first
-        else:
-            yield Piece(slice(first.rows.start, end), first.columns, np.concatenate(parts))
 
 
 def _as_slice(numbers: np.ndarray) -> slice | np.ndarray:

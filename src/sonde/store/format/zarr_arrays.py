@@ -1,8 +1,8 @@
-"""The Zarr arrays of a store: how they are cut into files, compressed and opened.
+"""The Zarr arrays of a store: how they are cut into files, what other programs read of them, and how they are opened.
 
 A file (a shard, in Zarr's words) holds the rows that one process writes at a time, so that no two write the same file;
-inside it, chunks of about half a megabyte are compressed and carry a checksum each, so that a slice is read without the
-rest. An all-zero chunk is written like any other, so a missing chunk is a lost one.
+inside it are chunks of about half a megabyte, of which each is verified by itself, so that a slice is read without the
+rest. `row_files.py` says where rows are. An all-zero chunk is written like any other, so a missing one is lost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from sonde.store.format.manifest import ArrayInfo
 
 CHUNK_BYTES = 1 << 19
 FILE_BYTES = 1 << 24
-_ANY_ROWS = 1 << 50
 READ_CACHE = 1 << 26  # without one, the index of a file is read again for every chunk
 
 
@@ -48,11 +47,13 @@ def metadata(info: ArrayInfo, rows: int) -> dict[str, Any]:
 
     Sonde reads and writes arrays by its own manifest; the file is for other readers.
     """
-    itemsize = np.dtype(tensorstore().dtype(info.dtype).numpy_dtype).itemsize
+    itemsize = dtype_of(info).itemsize
+    little = {"endian": "little"}
     sharding = {
         "chunk_shape": [info.chunk_rows, *info.file[1:]],
-        "codecs": _codecs(itemsize),
-        "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
+        "codecs": [{"name": "bytes"} | ({"configuration": little} if itemsize > 1 else {})],
+        "index_codecs": [{"name": "bytes", "configuration": little}, {"name": "crc32c"}],
+        "index_location": "start",
     }
     return {
         "zarr_format": 3,
@@ -67,16 +68,16 @@ def metadata(info: ArrayInfo, rows: int) -> dict[str, Any]:
     }
 
 
-def _codecs(itemsize: int) -> list[dict[str, Any]]:
-    """The codecs of a chunk.
+def dtype_of(info: ArrayInfo) -> np.dtype:
+    """The dtype of an array.
 
-    The low bits of activations are noise; only the exponents can be compressed, and zstd's entropy coder does that
-    alone. Blosc, which groups bytes first, saves no more and takes longer in both directions. Zstd's own checksum would
-    not cover some bits of its header.
+    Raises:
+        StoreError: TensorStore does not know it.
     """
-    endian = {"name": "bytes", "configuration": {"endian": "little"}} if itemsize > 1 else {"name": "bytes"}
-    zstd = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
-    return [endian, zstd, {"name": "crc32c"}]
+    try:
+        return np.dtype(tensorstore().dtype(info.dtype).numpy_dtype)
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"a store cannot hold {info.name!r} as {info.dtype}: {reason(error)}") from error
 
 
 def check_can_hold(info: ArrayInfo) -> None:
@@ -108,23 +109,12 @@ def open_array(folder: Folder, info: ArrayInfo, rows: int, *, cache: int = READ_
         rows: How many rows it has.
         cache: The size of the read cache in bytes.
     """
-    spec = _spec(folder, info, rows) | {"fill_missing_data_reads": False}
+    spec = {
+        "driver": "zarr3",
+        "kvstore": folder.spec(f"{info.folder}/"),
+        "metadata": metadata(info, rows),
+        "fill_missing_data_reads": False,
+    }
     if cache:
         spec["recheck_cached_data"] = "open"
     return folder.wait(tensorstore().open(spec, context=folder.context(cache), open=True, assume_metadata=True))
-
-
-def open_for_writing(folder: Folder, info: ArrayInfo) -> Any:
-    """Opens an array for writing any rows, whatever its number of rows."""
-    spec = _spec(folder, info, _ANY_ROWS)
-    return folder.wait(tensorstore().open(spec, context=folder.context(0), open=True, assume_metadata=True))
-
-
-def _spec(folder: Folder, info: ArrayInfo, rows: int) -> dict[str, Any]:
-    kvstore = folder.spec(f"{info.folder}/")
-    return {
-        "driver": "zarr3",
-        "kvstore": kvstore,
-        "store_data_equal_to_fill_value": True,
-        "metadata": metadata(info, rows),
-    }

@@ -12,6 +12,7 @@ from sonde.store.format.folder import Folder, PathLike, reason
 from sonde.store.format.manifest import ArrayInfo, Manifest
 from sonde.store.format.parts import parts_of
 from sonde.store.format.progress import Listed
+from sonde.store.format.row_files import RowFiles
 from sonde.store.format.storage import Storage
 from sonde.store.reading.verified_rows import RowReader
 
@@ -83,6 +84,12 @@ def _damaged_rows(folder: Folder, info: ArrayInfo, listed: Listed, number: int) 
                 pass
         except StoreError as error:
             damages.append(Damage(info.name, span, reason(error.__cause__ or error)))
+    # What reads the rows in a bucket reads what is around them too.
+    local, damaged = folder.local_path, {damage.rows[0] for damage in damages}
+    odd = [] if local is None else RowFiles(info).odd_frames(local, n_rows, finished=listed.finished)
+    for name, why, span in odd:
+        if span[0] not in damaged:
+            damages.append(Damage(info.name, span, f"{name} {why}: other programs cannot read it", False))
     return damages
 
 

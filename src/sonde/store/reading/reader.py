@@ -16,8 +16,9 @@ from sonde.store.format.folder import Folder, PathLike
 from sonde.store.format.manifest import ArrayInfo
 from sonde.store.format.parts import Part, parts_of
 from sonde.store.format.storage import Storage
+from sonde.store.format.zarr_arrays import dtype_of
 from sonde.store.reading.minibatches import Minibatches
-from sonde.store.reading.verified_rows import JoinedRows, RowReader, dtype_of
+from sonde.store.reading.verified_rows import JoinedRows, RowReader
 
 
 class StoredArray:
@@ -28,7 +29,7 @@ class StoredArray:
         kind: `"values"`, `"grads"`, `"taken"` or `"keys"`.
         shape: Rows first.
         dtype: The dtype.
-        rows_per_chunk: How many rows are compressed together: the smallest unit that is read.
+        rows_per_chunk: How many rows are verified together: the smallest unit that is read.
     """
 
     def __init__(self, info: ArrayInfo, n_rows: int, reader: RowReader | JoinedRows) -> None:
@@ -59,6 +60,10 @@ class StoredArray:
             rows = np.atleast_1d(wanted_rows)
         row_shape = _outer(np.broadcast_to(np.empty((), self.dtype), (1, *self.shape[1:])), columns).shape[1:]
         values = np.empty((len(rows), *row_shape), self.dtype)
+        whole = all(isinstance(part, slice) and part == slice(0, n) for part, n in zip(columns, self.shape[1:]))
+        if whole and isinstance(wanted_rows, slice) and wanted_rows.step is None:
+            self.read_spans([(wanted_rows.start, wanted_rows.stop)], values)
+            return np.flip(values, flips) if flips else values
         order = np.argsort(rows, kind="stable")
         ordered = rows[order]
         for first, data in self._reader.blocks(_spans(ordered, self.rows_per_chunk)):
@@ -74,8 +79,9 @@ class StoredArray:
     def read_spans(self, spans: Sequence[tuple[int, int]], into: np.ndarray) -> None:
         """Reads spans of rows, each from a first to before a last, into consecutive rows of an array."""
         start = 0
-        for _, data in self._reader.blocks(spans):
-            into[start : start + len(data)] = data
+        for _, data in self._reader.blocks(spans, into):
+            if not np.may_share_memory(data, into):
+                into[start : start + len(data)] = data
             start += len(data)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from sonde.errors import StoreError
-from sonde.store.format.folder import Folder, reason, tensorstore
+from sonde.store.format.folder import Folder, tensorstore
 from sonde.store.format.manifest import ArrayInfo
 from sonde.store.format.progress import Listed
-from sonde.store.format.zarr_arrays import READ_CACHE, open_array
+from sonde.store.format.row_files import RowFiles
+from sonde.store.format.zarr_arrays import READ_CACHE, dtype_of, open_array
 
 AT_A_TIME = 1 << 26  # bytes that are read before the first of them are used
 
@@ -35,27 +36,50 @@ class RowReader:
         self._folder, self._info, self._listed, self._number = folder, info, listed, number
         self._verify, self._cache = verify, cache
         self._array: Any = None
+        self._files = RowFiles(info)
+        self._ahead = AT_A_TIME if folder.local_path is None else 0
         self._row_bytes = max(1, dtype_of(info).itemsize * int(np.prod(info.row, dtype=np.int64)))
 
-    def blocks(self, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, np.ndarray]]:
+    def blocks(
+        self, spans: Sequence[tuple[int, int]], into: np.ndarray | None = None
+    ) -> Iterator[tuple[int, np.ndarray]]:
         """The rows of spans, each from a first to before a last: in parts, with the number of the first row of each.
+
+        Args:
+            spans: The spans.
+            into: Where the rows may be put, one after the other, to save a copy; they need not be.
 
         Raises:
             StoreError: They cannot be read, or are not what was written.
         """
         waiting: list[tuple[int, int, int, Any]] = []
-        held, opened = 0, self._opened()
+        held, before = 0, 0
         for first, last in self._parts(spans):
             low, high = self._listed.runs(self._number).around(first, last) if self._verify else (first, last)
-            waiting.append((first, last, low, opened[low:high].read()))
+            whole = into[before : before + last - first] if into is not None and (low, high) == (first, last) else None
+            before += last - first
+            waiting.append((first, last, low, self._read(low, high, whole)))
             held += (high - low) * self._row_bytes
-            while held > AT_A_TIME and len(waiting) > 1:
+            while held > self._ahead and len(waiting) > 1:
                 first, last, low, future = waiting.pop(0)
                 data = self._checked(first, last, low, future)
                 held -= data.nbytes
                 yield first, data[first - low : last - low]
         for first, last, low, future in waiting:
             yield first, self._checked(first, last, low, future)[first - low : last - low]
+
+    def _read(self, first: int, last: int, into: np.ndarray | None) -> Any:
+        """Rows, or what TensorStore promises."""
+        local = self._folder.local_path
+        if local is None:
+            return self._opened()[first:last].read()
+        if into is None:
+            into = np.empty((last - first, *self._info.row), dtype_of(self._info))
+        try:
+            self._files.read(local, first, last, into)
+        except (OSError, ValueError) as error:
+            raise self._folder.damaged(self._info.name, error) from error
+        return into
 
     def _parts(self, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         """The spans, cut into parts of whole files that are not too large."""
@@ -69,7 +93,7 @@ class RowReader:
 
     def _checked(self, first: int, last: int, low: int, future: Any) -> np.ndarray:
         try:
-            data = self._folder.wait(future, AT_A_TIME)
+            data = future if isinstance(future, np.ndarray) else self._folder.wait(future, AT_A_TIME)
         except Exception as error:
             raise self._folder.damaged(self._info.name, error) from error
         if self._verify:
@@ -100,18 +124,6 @@ class RowReader:
         return self._array
 
 
-def dtype_of(info: ArrayInfo) -> np.dtype:
-    """The dtype of an array.
-
-    Raises:
-        StoreError: TensorStore does not know it.
-    """
-    try:
-        return np.dtype(tensorstore().dtype(info.dtype).numpy_dtype)
-    except (TypeError, ValueError) as error:
-        raise StoreError(f"a store cannot hold {info.name!r} as {info.dtype}: {reason(error)}") from error
-
-
 class JoinedRows:
     """The rows of one array in several stores, one after the other."""
 
@@ -119,12 +131,18 @@ class JoinedRows:
         self._readers = readers
         self._ends = np.cumsum([0, *counts]).tolist()
 
-    def blocks(self, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, np.ndarray]]:
+    def blocks(
+        self, spans: Sequence[tuple[int, int]], into: np.ndarray | None = None
+    ) -> Iterator[tuple[int, np.ndarray]]:
         """As those of a `RowReader`."""
+        before = 0
         for first, last in spans:
             number = bisect.bisect_right(self._ends, first) - 1
             while number < len(self._readers) and self._ends[number] < last:
                 start, end = self._ends[number : number + 2]
-                for row, data in self._readers[number].blocks([(max(first, start) - start, min(last, end) - start)]):
+                span = max(first, start) - start, min(last, end) - start
+                place = None if into is None else into[before : before + span[1] - span[0]]
+                before += span[1] - span[0]
+                for row, data in self._readers[number].blocks([span], place):
                     yield start + row, data
                 number += 1

@@ -77,8 +77,8 @@ def harvest(
             flattened over the axes of the mask, and only the rows that it keeps are stored.
         keys: A function of the arguments of `f` that returns a dict of arrays to store with the values, to identify the
             rows: tokens, numbers of documents.
-        memory: How many bytes may be buffered between the program and the disk. One batch, and some megabytes of the
-            allocator, come on top. Files are as large as it allows: with many sites and little memory there are many.
+        memory: How many bytes may wait between the program and the disk; one batch may be larger. Objects in a bucket
+            are as large as it allows: with little memory there are many.
         compiled: Whether to jit the program. False for one whose Python code depends on values.
         progress: Whether to show a progress bar on a terminal.
         storage: How to reach a bucket, if the environment does not say.
@@ -221,7 +221,7 @@ class _Begun:
         listed = read_progress(self.place, manifest)
         self._check_unchanged(listed)
         process = jax.process_index()
-        batches = 1 if outcome is None else batches_at_a_time(outcome, self.memory)
+        batches = 1 if outcome is None else batches_at_a_time(outcome, self.place, self.memory)
         progress = listed.of_writer(process)
         return Writer(
             self.place,
@@ -252,7 +252,7 @@ class _Begun:
                 self._take_over(begun, version, self.listed)
             return
         versions = {"jax": jax.__version__, "sonde": __version__}
-        manifest = begun or Manifest(self.request, _infos(outcome, self.memory), versions)
+        manifest = begun or Manifest(self.request, _infos(outcome, self.place, self.memory), versions)
         manifest = dataclasses.replace(manifest, writers=jax.process_count())
         version = manifest.write(self.place, version)
         rows_now = (0,) * len(manifest.arrays)
@@ -289,6 +289,7 @@ def _run(program: BatchProgram, numbered: Iterator[tuple[int, Any]], begun: _Beg
             writer.put(outcome, checksums.of_batch(batch))
             bar.advance(outcome)
             left = company.tell(writer.error, leaves=begun.leaving())
+            del outcome, batch, drawn  # their memory is for the next ones
             if left:
                 break
     finally:
@@ -354,9 +355,9 @@ def _refuse(folder: Folder, differing: Sequence[str]) -> None:
     )
 
 
-def _infos(outcome: BatchOutcome, memory: int) -> tuple[ArrayInfo, ...]:
+def _infos(outcome: BatchOutcome, place: Folder, memory: int) -> tuple[ArrayInfo, ...]:
     folders = folder_names(list(outcome.names))
-    times = batches_at_a_time(outcome, memory)
+    times = batches_at_a_time(outcome, place, memory)
     infos = []
     for (kind, path), folder, array in zip(outcome.names, folders, outcome.arrays):
         columns = tuple(max(n, 1) for n in rows.columns_at_a_time(array, outcome.mask))

@@ -6,8 +6,6 @@ import dataclasses
 import secrets
 from collections.abc import Sequence
 
-import numpy as np
-
 from sonde.errors import StoreError
 from sonde.store.format import zarr_arrays
 from sonde.store.format.digests import Digester, Run
@@ -15,6 +13,7 @@ from sonde.store.format.folder import Folder, PathLike
 from sonde.store.format.manifest import MANIFEST, ArrayInfo, Manifest, read_manifest
 from sonde.store.format.parts import parts_of
 from sonde.store.format.progress import Entry, Progress, ProgressFile
+from sonde.store.format.row_files import RowWriter
 from sonde.store.format.rows import Piece
 from sonde.store.format.storage import Storage
 from sonde.store.reading.reader import Store
@@ -63,16 +62,17 @@ def merge(folders: Sequence[PathLike], into: PathLike, *, storage: Storage | Non
         prepared=True,
         identity=secrets.token_hex(8),
     )
-    runs = []
+    runs, writer = [], RowWriter(target, whole.arrays)
     for number, info in enumerate(whole.arrays):
         readers = [
             RowReader(place, manifest.arrays[number], done, number, verify=True)
             for place, manifest, done in zip(places, manifests, listed)
         ]
         counts = [done.rows[number] for done in listed]
-        runs.append(tuple(_copied(info, readers, counts, target)))
+        runs.append(tuple(_copied(number, info, readers, counts, writer)))
     rows = tuple(map(sum, zip(*(done.rows for done in listed))))
     inputs = tuple(text for done in listed for text in done.inputs())
+    writer.complete(rows)
     target.write_all(zarr_arrays.metadata_files(whole.arrays, rows))
     written = Progress().plus(Entry(0, inputs, rows, tuple(runs)))
     ProgressFile(target, whole, 0).create(dataclasses.replace(written, finished=True))
@@ -89,31 +89,16 @@ def _check_alike(place: Folder, manifest: Manifest, other: Folder, another: Mani
             raise StoreError(f"{other.name!r} was not made by the program that made {place.name!r}: {key} differ")
 
 
-def _copied(info: ArrayInfo, readers: Sequence[RowReader], counts: Sequence[int], target: Folder) -> list[Run]:
+def _copied(
+    number: int, info: ArrayInfo, readers: Sequence[RowReader], counts: Sequence[int], into: RowWriter
+) -> list[Run]:
     """Copies an array from all stores; returns the checksums of its rows."""
-    array = zarr_arrays.open_for_writing(target, info)
-    digester = Digester(info.chunk_rows)
-    columns = tuple(slice(0, size) for size in info.row)
-    buffer: list[np.ndarray] = []  # rows that do not fill a file yet
-    start = 0
-
-    def write(*, rest: bool) -> None:
-        nonlocal start
-        data = np.concatenate(buffer)
-        end = len(data) if rest else len(data) // info.file[0] * info.file[0]
-        digester.add(Piece(slice(start, start + end), columns, data[:end]))
-        try:
-            target.wait(array[start : start + end].write(data[:end]))
-        except Exception as error:
-            raise target.failed(error) from error
-        buffer[:] = [data[end:]]
-        start += end
-
+    digester, columns, start = Digester(info.chunk_rows), tuple(slice(0, size) for size in info.row), 0
     for reader, count in zip(readers, counts):
         for _, data in reader.blocks([(0, count)]):
-            buffer.append(data)
-            if sum(map(len, buffer)) >= info.file[0]:
-                write(rest=False)
-    if sum(map(len, buffer)):
-        write(rest=True)
+            piece = Piece(slice(start, start + len(data)), columns, data)
+            digester.add(piece)
+            into.write(number, piece)
+            start += len(data)
+        into.settle(into.taken())
     return digester.taken()

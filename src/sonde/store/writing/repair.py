@@ -14,9 +14,10 @@ from sonde.core import Pattern
 from sonde.errors import StoreError
 from sonde.store.format import checksums, rows, zarr_arrays
 from sonde.store.format.folder import Folder, PathLike
-from sonde.store.format.manifest import ArrayInfo, Manifest, needed_manifest
+from sonde.store.format.manifest import Manifest, needed_manifest
 from sonde.store.format.parts import part_of_unit
 from sonde.store.format.progress import Entry, Listed, read_progress
+from sonde.store.format.row_files import RowFiles, RowWriter
 from sonde.store.format.storage import Storage
 from sonde.store.format.units import UnitsManifest, attempt_of, read_units, reopen
 from sonde.store.reading.check import Damage, check
@@ -96,6 +97,7 @@ def _repair_part(program: BatchProgram, batches: Iterable[Any], place: Folder, s
     first, all_batches = with_first(batches, "repair")
     check_same(place, manifest.request, request_of(program, first))
     _Repair(place, manifest, listed, damages).run(program, all_batches)
+    RowWriter(place, manifest.arrays).complete(listed.rows, every=True)
     place.write_all(zarr_arrays.metadata_files(manifest.arrays, listed.rows))
     left = check(place.name, storage=storage)
     if left:
@@ -152,6 +154,7 @@ class _Repair:
     def __init__(self, folder: Folder, manifest: Manifest, listed: Listed, damages: Sequence[Damage]) -> None:
         numbers = {info.name: number for number, info in enumerate(manifest.arrays)}
         self._folder, self._arrays, self._listed = folder, manifest.arrays, listed
+        self._writer = RowWriter(folder, manifest.arrays)
         self._spans = [_Span(numbers[d.name], *d.rows) for d in damages if d.is_data]
 
     def run(self, program: BatchProgram, batches: Iterable[Any]) -> None:
@@ -206,20 +209,8 @@ class _Repair:
                     f"repair: rows {run.first} to {run.last - 1} of {info.name!r} are not what was written before: the "
                     "program computes other numbers on this machine. Repair on the kind of machine that harvested"
                 )
-        # A damaged file is not read to be completed: it goes first.
-        self._folder.remove(_files_of(info, span.first // info.file[0]))
+        # A damaged file is not completed: it goes first.
+        self._folder.remove(name for name, _ in RowFiles(info).names(span.first, span.last))
         columns = tuple(slice(0, size) for size in info.row)
-        piece = rows.Piece(slice(span.first, span.last), columns, data)
-        try:
-            array = zarr_arrays.open_for_writing(self._folder, info)
-            self._folder.wait(array[(piece.rows, *piece.columns)].write(piece.data), data.nbytes)
-        except Exception as error:
-            raise self._folder.failed(error) from error
-
-
-def _files_of(info: ArrayInfo, number: int) -> list[str]:
-    """The files that hold some rows, by Zarr's rule for their names."""
-    names = [f"{info.folder}/c/{number}"]
-    for size, part in zip(info.row, info.file[1:]):
-        names = [f"{name}/{i}" for name in names for i in range(max(1, -(-size // part)))]
-    return names
+        self._writer.write(span.number, rows.Piece(slice(span.first, span.last), columns, data))
+        self._writer.settle(self._writer.taken())
