@@ -1,4 +1,4 @@
-"""Stores under what others wrote: moto's server for S3, gcp-storage-emulator for gs://, Ray's tasks.
+"""Stores under what others wrote: moto's server for S3, gcp-storage-emulator for gs://, Ray's tasks, Grain.
 
 They are in the dependency group `clusters`, which `make test-thorough` installs.
 """
@@ -168,3 +168,10 @@ def test_ray_starts_a_task_again_that_died(tmp_path):
     command = [sys.executable, "-W", "ignore", str(CLUSTER / "ray_tasks.py"), str(tmp_path / "store")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
     assert "each task saw it at its end: [64, 64, 64]" in done.stdout and "a task died: True" in done.stdout
+
+
+def test_grain_gives_the_batches_and_reads_the_rows(tmp_path):
+    environment = {**os.environ, "XLA_FLAGS": xla_flags(1), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-W", "ignore", str(CLUSTER / "grain_input.py"), str(tmp_path / "store")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout == "64 batches, 2048 rows, all right: True\neach row once: True\n"
