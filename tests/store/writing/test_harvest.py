@@ -101,6 +101,13 @@ def test_odd_names_of_sites(tmp_path, name):
     assert os.listdir(tmp_path) == ["store"] and store.check(tmp_path / "store") == []
 
 
+def test_a_dtype_that_jax_would_narrow(tmp_path):
+    with pytest.raises(ValueError, match=r"harvest\(dtype='float64'\): JAX has no 64-bit numbers"):
+        harvest(program, XS, tmp_path, dtype="float64")
+    with pytest.raises(ValueError, match=r"stream\(dtype='int64'\)"):
+        store.stream(program, XS, 2, dtype="int64")
+
+
 def test_values_without_numbers(tmp_path):
     kept = harvest(lambda x: (sonde.sow(x[:, :0], "none"), sonde.sow(x, "h")), XS, tmp_path)
     assert kept["none"][:].shape == (20, 0) and store.check(tmp_path) == []

@@ -262,6 +262,8 @@ class Folder:
 
 
 def reason(error: BaseException | None) -> str:
-    """The message of a TensorStore error, without its description of the array."""
+    """The message of an error of the system, or of TensorStore without its description of the array."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     said = str(error).split(" [", 1)[0].strip().replace("\\x00", "/")  # between a folder and a file
     return said.splitlines()[0].rstrip(":") if said else type(error).__name__

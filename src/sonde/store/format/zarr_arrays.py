@@ -87,8 +87,8 @@ def check_can_hold(info: ArrayInfo) -> None:
         tensorstore().open(spec, open=True, assume_metadata=True).result()
     except Exception as error:
         raise StoreError(
-            f"a store cannot hold {info.name!r}, rows of {indexed(info.dtype, info.row)}: {reason(error)}; choose "
-            "another dtype="
+            f"a store cannot hold {info.name!r}, rows of {indexed(info.dtype, info.row)}: "
+            f"{reason(error.__cause__ or error)}; choose another dtype="
         ) from error
 
 

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from sonde._renames import accepts_old_keywords
-from sonde.core import Pattern, check_callable, check_patterns
+from sonde.core import Pattern
 from sonde.errors import StoreError
-from sonde.store.writing.program import BatchOutcome, BatchProgram, ToStore, what_fits
+from sonde.store.writing.program import BatchOutcome, BatchProgram, program_for, what_fits
 
 
 @accepts_old_keywords("sonde.store.stream")
@@ -58,14 +57,10 @@ def stream(
         >>> [batch["h"].shape for batch in made]
         [(8, 3), (8, 3), (8, 3)]
     """
-    check_callable(f, "stream")
     if size < 1 or row_axes < 1:
         raise ValueError(f"stream: size and row_axes must be at least 1, got size={size}, row_axes={row_axes}")
-    dtype = None if dtype is None else jnp.dtype(dtype)
-    wanted = ToStore(f, check_patterns(patterns, "stream"), dtype, reduce, keep=keep, inside=inside)
-    return _dealt(
-        BatchProgram(wanted), batches, size, seed if shuffle else None, max(window or 16 * size, size), row_axes
-    )
+    program = program_for("stream", f, patterns, dtype=dtype, reduce=reduce, keep=keep, inside=inside)
+    return _dealt(program, batches, size, seed if shuffle else None, max(window or 16 * size, size), row_axes)
 
 
 def _dealt(

@@ -139,9 +139,11 @@ class BatchProgram:
 def program_for(
     verb: str, f: Callable[..., Any], patterns: Iterable[Pattern], *, dtype: Any = None, **options: Any
 ) -> BatchProgram:
-    """The program of a call of `harvest` or `repair`, after checking its arguments; options are those of `ToStore`."""
+    """The program of a call, after checking its arguments; options are those of `ToStore`."""
     check_callable(f, verb)
     stored_dtype = None if dtype is None else jnp.dtype(dtype)
+    if stored_dtype is not None and jax.dtypes.canonicalize_dtype(stored_dtype) != stored_dtype:
+        raise ValueError(f"{verb}(dtype={stored_dtype.name!r}): JAX has no 64-bit numbers unless jax_enable_x64 is set")
     return BatchProgram(ToStore(f, check_patterns(patterns, verb), stored_dtype, **options))
 
 
