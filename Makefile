@@ -14,7 +14,7 @@ COMPILED := $(abspath $(VENV))/compiled
 PYTEST    = find $(COMPILED) -type f -atime +7 -delete 2>/dev/null; JAX_COMPILATION_CACHE_DIR=$(COMPILED) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples-models test test-fast check test-thorough test-programs mutants coverage test-transformers test-browser test-wheel docs pictures pre-commit bench bench-peers clean
+.PHONY: help setup demo examples-models test test-fast check test-thorough fuzz test-programs mutants coverage test-transformers test-browser test-wheel docs pictures pre-commit bench bench-peers clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -64,6 +64,10 @@ $(VENV)/.typed: $(VENV)/.ready $(shell find src -name '*.py')
 test-thorough: setup  ## The long runs
 	$(BIN)/python -m pip install --quiet --group clusters
 	$(PYTEST) -n $(JOBS) -m thorough -q
+
+fuzz: setup  ## Odd files for everything that reads files; FUZZ=20261119 chooses others, with which it happens again
+	FUZZ=$(FUZZ) $(PYTEST) -n $(JOBS) -q tests/models/test_untrusted.py tests/dictionaries/test_untrusted.py \
+	  tests/store/test_damage.py
 
 test-programs: setup  ## Generated programs of SEEDS=a:b, captured and edited, on all cores for SECONDS=3600
 	$(BIN)/python -m tests.core.farm --seeds $(SEEDS) --seconds $(or $(SECONDS),3600)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import random
 import struct
 import time
@@ -57,11 +58,13 @@ def flipped(data: bytes, rng: random.Random, first: int, last: int) -> bytes:
 
 
 def groups(share: int, whole: int, size: int = 25) -> list[Any]:
-    """Ranges of seeds: the first ones in each run, all in the thorough one."""
+    """Ranges of seeds: the first ones in each run, all in the thorough one. `FUZZ`, such as a date, chooses others."""
+    first = int(os.environ.get("FUZZ") or 0) * 10_000
     thorough = [
-        pytest.param(range(i, min(i + size, whole)), marks=pytest.mark.thorough) for i in range(share, whole, size)
+        pytest.param(range(first + i, first + min(i + size, whole)), marks=pytest.mark.thorough)
+        for i in range(share, whole, size)
     ]
-    return [range(share), *thorough]
+    return [range(first, first + share), *thorough]
 
 
 def quickly(start: float) -> None:

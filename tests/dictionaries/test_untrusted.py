@@ -10,6 +10,7 @@ import time
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.untrusted import groups
 
 import sonde
 from sonde import dictionaries, nnx, store
@@ -18,9 +19,7 @@ from sonde.errors import StoreError
 ODD = [None, True, -1, 0, 1, 3, 2**31, 2**63, 0.5, float("nan"), "", "x", [], [1], {}, {"k": -1}]
 
 
-@pytest.mark.parametrize(
-    "numbers", [range(40), *(pytest.param(range(i, i + 46), marks=pytest.mark.thorough) for i in range(40, 500, 46))]
-)
+@pytest.mark.parametrize("numbers", groups(40, 500))
 def test_odd_dictionaries(tmp_path, numbers):
     made = {
         kind: dictionaries.Dictionary(4, 8, activation=kind, k=3 if kind == "topk" else None, rngs=nnx.Rngs(0))

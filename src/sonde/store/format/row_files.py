@@ -66,27 +66,20 @@ class RowFiles:
 
     def odd_frames(self, folder: Path, n_rows: int, *, finished: bool) -> Iterator[tuple[str, str, Span]]:
         """The files on a disk that other programs cannot read: their names, why, and the rows in them."""
-        before = 0
-        for name, count in self.names(0, n_rows):
+        for name, span in self.names(0, n_rows):
             try:
                 with _opened(folder, name) as descriptor:
                     if os.pread(descriptor, self.start, 0) != self.head:
-                        yield name, "has another index", (before, before + count)
-                    elif finished and os.fstat(descriptor).st_size < self.size(count):
-                        yield name, "does not end with a whole chunk", (before, before + count)
+                        yield name, "has another index", span
+                    elif finished and os.fstat(descriptor).st_size < self.size(span[1] - span[0]):
+                        yield name, "does not end with a whole chunk", span
             except (OSError, ValueError):
                 pass  # that its rows cannot be read is found where they are read
-            before += count if self._is_last_part(name) else 0
 
-    def _is_last_part(self, name: str) -> bool:
-        """Whether a file has the last columns of its rows."""
-        parts = [-(-n // size) - 1 for n, size in zip(self.info.row, self.info.file[1:])]
-        return not parts or name.endswith("/" + "/".join(map(str, parts)))
-
-    def names(self, first: int, last: int) -> Iterator[tuple[str, int]]:
-        """The files with rows from `first` to before `last`, and how many rows each has, if `last` are all."""
-        for name, (rows, *_), _ in self.parts((first, last), [(0, n) for n in self.info.row]):
-            yield name, rows[1]
+    def names(self, first: int, last: int) -> Iterator[tuple[str, Span]]:
+        """The files with rows from `first` to before `last`, and which of these rows are in each."""
+        for name, _, (part, *_) in self.parts((first, last), [(0, n) for n in self.info.row]):
+            yield name, (first + part.start, first + part.stop)
 
     def parts(self, rows: Span, columns: Sequence[Span]) -> Iterator[tuple[str, tuple[Span, ...], tuple[slice, ...]]]:
         """Some columns of some rows, file by file: its name, their place in it, and which part of them it is."""
@@ -249,11 +242,11 @@ class RowWriter:
             return
         for files, n_rows in zip(self._arrays, counts):
             first = 0 if every else max(0, (n_rows - 1) // files.info.file[0] * files.info.file[0])
-            for name, rows in files.names(first, n_rows):
+            for name, span in files.names(first, n_rows):
                 with self._folder.writing(), open(local / name, "r+b", buffering=0) as file:
                     _write_at(file.fileno(), files.head, 0)
-                    file.truncate(files.end_of(rows))  # what follows is of a harvest that was killed
-                    file.truncate(files.size(rows))
+                    file.truncate(files.end_of(span[1] - span[0]))  # what follows is of a harvest that was killed
+                    file.truncate(files.size(span[1] - span[0]))
                     os.fsync(file.fileno())
 
     @staticmethod
