@@ -385,6 +385,7 @@ def _apply(running: RunningPlan, edited: Edited, site: Site) -> Edited:
         return edited
     named = site.at(relative)  # for messages
     supply = Supply(plan, numbers)
+    # A site of its own for the question: no capture records it, and the handler of this edit alone answers.
     asking = site.at(site.path)
     asking.supply, asking.grads, asking.handlers = supply, False, range(depth, depth + 1)
     arrays, gradients = edited.arrays, list(edited.gradients)

@@ -87,7 +87,10 @@ class Handler:
         self.mesh_axes: tuple[tuple[str, int], ...] = ()
         self.values: Any = ()
         self._within_here: tuple[Within, ...] = ()  # of the current site
+        # Paths count from here: scopes that were opened before the capture are no part of them.
         self._names_before = _jax.count_open_names()
+        # The first token of the sites here. Several sites may have it, because tokens only tell the calls of one site
+        # apart; what is rewritten inside gets a span of further ones, at an offset from it.
         self._base: Any = 1
         self._next_offset = 1
         self._sites_here: set[Site] = set()
@@ -242,6 +245,8 @@ class Handler:
         n, sees = len(operands.arrays), self.sees(site)
         path = self.meet(site, view, _jax.names_since(self._names_before)) if sees else ""
         if self.passes_on:
+            # What the handlers around return is recorded: the new value of an edit, and one token for all of them, so
+            # that a gradient finds its value in every capture.
             outs = bind_site(operands, site, view)
             operands.arrays = list(outs[:n]) or operands.arrays
             token = outs[-1] if view.gives_token(site) else None
@@ -249,7 +254,7 @@ class Handler:
             token = self.token(site) if view.gives_token(site) else None
         if token is not None:
             operands.token = token
-        if sees and view.role != "mark":
+        if sees and view.role != "mark":  # the other half of the site, a look, is what is recorded
             self.record(operands.arrays, site, path, view, operands.extras)
         if view.role == "look":
             return []
@@ -257,6 +262,7 @@ class Handler:
 
     def not_donated(self, args: Sequence[Any], donated: Sequence[bool]) -> list[Any]:
         """The arguments of a call that donates some of them, with copies of those that are recorded."""
+        # XLA may reuse the memory of a donated argument, and the items hold on to the array that was the value.
         held = {id(x) for x in flat_arrays(self.items)}
         return [x.copy() if d and id(x) in held and isinstance(x, jax.Array) else x for x, d in zip(args, donated)]
 
@@ -277,7 +283,7 @@ class Handler:
         """Notes that a site was met in scopes with these names; returns the path of the site."""
         path = self.here(names) + site.path
         if "*" in path:
-            checked_name(path)  # that of a module may be anything
+            checked_name(path)  # the names of modules were not checked: they may be anything
         path, _ = self.starred(path)
         self._within_here = self._within(names)
         if view.is_value:

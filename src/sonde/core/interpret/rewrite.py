@@ -183,6 +183,7 @@ def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = (), *, loop: Lo
     around, handler = handler, handler.entering(loop)
     kept_programs = PROGRAMS.of(jaxpr) if handler.key is not None else None
     prefix = around.prefix if handler is around else around.prefix_here()
+    # A gradient is recorded if its value was, and that may have been before this program ran.
     gradients_wanted = tuple(map(handler.met.wants_gradient, gradient_sites(jaxpr))) if handler.patterns else ()
     depends_on = handler.key, handler.counts.key, handler.position, prefix
     key = (*depends_on, gradients_wanted, capture_state(), *map(str, steps))
@@ -230,7 +231,7 @@ def _by_running(jaxpr: Any, handler: Handler, prefix: str, steps: Sequence[Any])
 
 def _by_moving(jaxpr: Any, handler: Handler, prefix: str) -> Rewritten | None:
     """Drops site equations; None if something inside needs more than that."""
-    if _jax.close_jaxpr(jaxpr).consts:
+    if _jax.close_jaxpr(jaxpr).consts:  # they would have to become inputs
         return None
     before = _jax.open_jaxpr(jaxpr)
     takes_base = gives_tokens(jaxpr)
@@ -261,7 +262,7 @@ def _by_moving(jaxpr: Any, handler: Handler, prefix: str) -> Rewritten | None:
         invars = [now(v) for v in eqn.invars]
         if eqn.primitive is site_p:
             site, view = eqn.params["site"], eqn.params["view"]
-            if view.gates:
+            if view.gates:  # values of elements that took another branch are set to zero, which is an operation
                 return None
             operands = operands_of(invars, site, view)
             outs = list(operands.arrays)
@@ -274,7 +275,7 @@ def _by_moving(jaxpr: Any, handler: Handler, prefix: str) -> Rewritten | None:
                 if view.role != "mark":
                     child.record(operands.arrays, site, path, view, operands.extras)
             replaced.update(zip(eqn.outvars, outs))
-        elif eqn.primitive is not _jax.jit_p:
+        elif eqn.primitive is not _jax.jit_p:  # a loop or a branch needs its rule
             return None
         else:
             with _jax.open_names_of(eqn):

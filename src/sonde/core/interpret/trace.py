@@ -101,6 +101,7 @@ class SiteTrace(_jax.Trace):
         elif primitive is site_p:
             return self.at_site([*map(_jax.not_a_literal, tracers)], params["site"], params["view"])
         elif primitive is marker_p:
+            # With no transform around, nothing will transpose the marker.
             return list(tracers[:-1]) if self.parent is _jax.eval_trace else self._bind(primitive, tracers, params)
         else:
             inner_programs = _jax.sub_jaxprs(params)

@@ -70,20 +70,18 @@ def run_with(
         The result of `f` and the handler, finished.
     """
     _jax.make_changes()
+    # A thread goes on with the state of the capture whose program started it, also when that capture has ended.
     outer = None if has_outlived_capture() else capture_state()
+    around = _NO_CAPTURE if outer is None else outer
+    depth, plans = around.depth + 1, around.plans
+    if plan is not None:
+        plans = (*plans, RunningPlan(depth, plan, outer and outer.below(depth), _jax.count_open_names() > 0))
+    requests = around.inside if inside is None else inside.nested_in(around.inside, depth)
     module_wants = NOTHING if request is None else request.traced
     if inside is not None:
         module_wants = module_wants._replace(methods=module_wants.methods | inside.methods)
-    depth, requests, modules = 1, None, (module_wants,)
-    sows, plans = request is None or request.sows, ()
+    sows = request is None or request.sows or around.sows
     sees_all = getattr(trace_type, "sees_all", False)
-    if outer is not None:
-        grads, edits, depth, requests = grads or outer.grads, edits or outer.edits, outer.depth + 1, outer.inside
-        modules, sows, plans = (*outer.modules, *modules), sows or outer.sows, outer.plans
-    if plan is not None:
-        plans = (*plans, RunningPlan(depth, plan, outer and outer.below(depth), _jax.count_open_names() > 0))
-    if inside is not None:
-        requests = inside.nested_in(requests, depth)
     handler: Handler = make(depth)
     handler.outside = outer
     trace = trace_type(_jax.current_trace(), handler)
@@ -95,8 +93,18 @@ def run_with(
                 if models or SESSIONS.look_for_modules:
                     copies = begin_call_stack(session, f, args, kwargs, request, models).copies
                     trace.changed = copies.followed if copies is not None and copies.followed.shapes else None
-                    modules = _with_shapes(modules, trace.changed)
-                session.begin(CaptureState(grads, edits, depth, modules, requests, sows, plans, sees_all), trace)
+                    module_wants = _with_shapes(module_wants, trace.changed)
+                state = CaptureState(
+                    grads or around.grads,
+                    edits or around.edits,
+                    depth,
+                    (*around.modules, module_wants),
+                    requests,
+                    sows,
+                    plans,
+                    sees_all,
+                )
+                session.begin(state, trace)
                 try:
                     result = f(*args, **kwargs)
                 except Exception as error:
@@ -113,8 +121,9 @@ def run_with(
     return result, handler
 
 
-def _with_shapes(modules: tuple[Wanted, ...], changed: FollowedArrays | None) -> tuple[Wanted, ...]:
-    """What the captures want of modules, with the shapes of followed arrays, on which jitted functions depend."""
-    if changed is None:
-        return modules
-    return (*modules[:-1], modules[-1]._replace(shapes=changed.shapes))
+_NO_CAPTURE = CaptureState(grads=False, depth=0, sows=False)
+
+
+def _with_shapes(wanted: Wanted, changed: FollowedArrays | None) -> Wanted:
+    """What a capture wants of modules, with the shapes of followed arrays, on which jitted functions depend."""
+    return wanted if changed is None else wanted._replace(shapes=changed.shapes)

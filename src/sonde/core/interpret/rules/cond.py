@@ -39,18 +39,18 @@ def cond_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
     before = handler.counts.mark()
     rewritten, marks = [], []
     for branch in branches:
-        handler.counts.return_to(before)
+        handler.counts.return_to(before)  # one of them runs, so each counts from here
         rewritten.append(rewrite(branch, handler))
         marks.append(handler.counts.mark())
     handler.counts.join(marks)
     slots, once = _slots_of(rewritten, branches, _jax.varying_axes(index))
-    base = handler.allot(max(b.span for b in rewritten))
+    base = handler.allot(max(b.span for b in rewritten))  # one of them runs: they share the tokens
     consts = [x for b in rewritten for x in b.front(handler)]
     front = [base, *consts] if slots.takes_base else consts
     wider = {**params, "branches": tuple(branch.jaxpr for branch in once)}
     outs = once[0].spread(_jax.cond_p.bind(index, *front, *operands, **wider))
     items = build_items(slots.specs, outs[slots.n_outs :])
-    chosen = jnp.clip(index, 0, len(branches) - 1)
+    chosen = jnp.clip(index, 0, len(branches) - 1)  # as JAX does
     is_filled = functools.cache(lambda filled: jnp.asarray(filled)[chosen])  # many sites have one flag
     for item, filled in zip(items, slots.filled):
         if all(filled):

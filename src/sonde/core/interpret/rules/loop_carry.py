@@ -176,7 +176,7 @@ class LoopState:
         for i, (spec, name, has) in zip(self.chosen, self.recorded):
             array = _with_axes(arrays[i], list(has), spec.view.axes, self._active_axes(spec))
             array = array if name == "token" else _jax.varying_over(array, varying)
-            grown.append(_jax.strongly_typed(array))
+            grown.append(_jax.strongly_typed(array))  # as the zeros are with which the loop begins
         return grown
 
 
