@@ -167,6 +167,7 @@ def test_integrated_edges(hand: ByHand) -> None:
         )
         return scores(asked(TOKENS))
 
+    @jax.jit
     def gradients(fixed: dict[str, Any]) -> Any:
         return jax.grad(lambda d: hand.run(TOKENS, read=d, fixed=fixed)[0])(zeros)
 
