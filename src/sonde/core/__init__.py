@@ -15,7 +15,7 @@ The rooms, in the order in which to read them:
 
 from sonde.core.edits.editing import Editing, Rule, Supplied
 from sonde.core.edits.hoisting import Hoisted, hoist
-from sonde.core.edits.plan import ADDED, REPLACED, Put, added
+from sonde.core.edits.plan import ADDED, REPLACED, Near, Put, added
 from sonde.core.interpret.handler import Handler
 from sonde.core.interpret.items import Extra, Item, expand
 from sonde.core.interpret.recording import Recording, Reduce

@@ -50,9 +50,18 @@ def test_constants_and_values_that_are_marked_in_place() -> None:
             self.sow(nnx.Intermediate, "h", h)
             return jnp.sum(h**2) + sonde.sow(jnp.ones(()), "one") * 5
 
-    _, records = site_gradients(Model())(jnp.array([1, 2]))
-    np.testing.assert_allclose(records["one"].grad, 5)
-    np.testing.assert_allclose(records["h"].grad, [4, 12])
+    for patterns in ((), ("h", "one"), ("h",)):
+        _, records = site_gradients(Model(), *patterns)(jnp.array([1, 2]))
+        np.testing.assert_allclose(records["h"].grad, [4, 12])
+        if patterns != ("h",):
+            np.testing.assert_allclose(records["one"].grad, 5)
+
+
+def test_gradients_of_other_values_are_no_part_of_the_program() -> None:
+    """The gradients of the weights would make the program of a model with tokens much larger."""
+    f = lambda w, tokens: jnp.sum(sonde.sow(jnp.eye(7)[tokens] @ w, "read") @ w)
+    program = jax.make_jaxpr(site_gradients(f, "read"))(jnp.ones((7, 7)), jnp.arange(3))
+    assert str(program).count("dot_general") == 3  # two of the program, and the gradient of what is read
 
 
 def test_errors() -> None:

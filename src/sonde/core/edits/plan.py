@@ -117,6 +117,22 @@ class Paths:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Near:
+    """Where a rule may apply: at all sites that patterns choose, and perhaps at others, where it does no harm."""
+
+    patterns: tuple[Pattern, ...]
+
+    def may_have(self, relative: str) -> bool:
+        """Whether a site whose path ends in this may be one of them."""
+        return any(not isinstance(p, str) or _may_end_in(p, relative) for p in self.patterns)
+
+    def have(self, path: str) -> bool:
+        """Whether the rule may apply at a whole path."""
+        del path
+        return True
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Step:
     """One edit without its arrays.
 
@@ -146,7 +162,7 @@ class Step:
     gradient: Hoisted | None
     may_be_absent: bool = False
     put: Put | None = None
-    paths: Paths | None = None
+    paths: Paths | Near | None = None
     counts_calls: bool = True
 
     @property

@@ -14,7 +14,7 @@ from sonde._renames import with_old_attributes
 from sonde.core.edits.editing import Editing, Rule, StepValues
 from sonde.core.edits.hoisting import Hoisted, NumbersNeeded, hoist, whole
 from sonde.core.edits.new_values import check_is_whole
-from sonde.core.edits.plan import REPLACED, TRACED, EditPlan, Paths, Put, Step
+from sonde.core.edits.plan import REPLACED, TRACED, EditPlan, Near, Paths, Put, Step
 from sonde.core.interpret.handler import is_argument
 from sonde.core.marks.path import Pattern, check_pattern, short_repr
 from sonde.core.modules.call_stack import ModuleRequest
@@ -168,7 +168,7 @@ def put_by_rule(
     rule: Rule,
     put: Put = REPLACED,
     *,
-    paths: Iterable[str] | None = None,
+    paths: Iterable[str] | Near | None = None,
     inside: InsideRequest | None = None,
 ) -> Callable[P, R]:
     """`f` with what a rule supplies put at its sites: unlike an edit, it may depend on path, call and iteration.
@@ -194,7 +194,7 @@ def run_by_rule(
     kwargs: dict[str, Any],
     put: Put,
     *,
-    paths: Iterable[str] | None = None,
+    paths: Iterable[str] | Near | None = None,
     counts_calls: bool = True,
     request: ModuleRequest | None = None,
     inside: InsideRequest | None = None,
@@ -215,7 +215,7 @@ def run_by_rule(
     Returns:
         The result of `f`, and the handler, which knows the sites that were met.
     """
-    at_paths = None if paths is None else Paths(paths)
+    at_paths = paths if paths is None or isinstance(paths, Near) else Paths(paths)
     step = Step(None, "rule", None, None, None, -1, None, None, put=put, paths=at_paths, counts_calls=counts_calls)
     plan, values = EditPlan.of([step]), (StepValues(rule, ()),)
 

@@ -15,6 +15,7 @@ from sonde.core import (
     ADDED,
     InsideRequest,
     JitByStaticPart,
+    Near,
     Pattern,
     Records,
     StaticPart,
@@ -102,20 +103,29 @@ def number_and_gradients(
         arrays: The arrays.
         changed: Makes the program one with other values at its sites.
     """
+    in_place: list[str] = []
 
-    def number(touch: jax.Array) -> Any:
-        # Whatever a value is computed from, it now depends on what is differentiated.
-        def rule(values: Sequence[Any], where: Where) -> Supplied | None:
-            if where.site.in_place:
-                return None
-            return Supplied([[touched(_jax.zeros_of_type(_jax.typeof(x)), touch) for x in values]])
+    def of_program(arrays_are_touched: bool) -> tuple[Any, Records]:
+        def number(touch: jax.Array) -> Any:
+            # Whatever a value is computed from, it now depends on what is differentiated.
+            def rule(values: Sequence[Any], where: Where) -> Supplied | None:
+                if where.site.in_place:
+                    in_place.append(where.path)
+                    return None
+                return Supplied([[touched(_jax.zeros_of_type(_jax.typeof(x)), touch) for x in values]])
 
-        f, args, kwargs = call([touched(x, touch) for x in arrays])
-        program = f if changed is None else changed(f)
-        return number_of(metric, put_by_rule(program, rule, ADDED, inside=inside)(*args, **kwargs))
+            f, args, kwargs = call([touched(x, touch) for x in arrays] if arrays_are_touched else list(arrays))
+            program = f if changed is None else changed(f)
+            at = Near(tuple(patterns)) if patterns else None
+            return number_of(metric, put_by_rule(program, rule, ADDED, paths=at, inside=inside)(*args, **kwargs))
 
-    (output, _), records = capture(jax.value_and_grad(number), *patterns, grads=True, inside=inside)(jnp.zeros(()))
-    return output, records
+        (output, _), records = capture(jax.value_and_grad(number), *patterns, grads=True, inside=inside)(jnp.zeros(()))
+        return output, records
+
+    # A value that is marked in place cannot be made to depend on anything there: what it is computed from must. The
+    # gradients of all weights would then be part of the program, so this is done for such sites alone.
+    found = of_program(False)
+    return of_program(True) if in_place else found
 
 
 def number_of(metric: Callable | None, result: Any) -> Any:
