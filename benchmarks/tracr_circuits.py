@@ -2,7 +2,7 @@
 
 For each program, every edge is cut alone (`method="exact"`). The edges that change the output are compared with those
 that others published: for values of another input with auto-circuit (UFO-101/auto-circuit), for zeros with ACDC
-(ArthurConmy/Automatic-Circuit-Discovery).
+(ArthurConmy/Automatic-Circuit-Discovery). The areas of ACDC are those in the tables of the same repository.
 
 The output counts at all positions: at the first, `BOS`, two edges of the proportion with zeros have their only effect,
 as was checked by running the weights by hand.
@@ -55,6 +55,9 @@ PUBLISHED = {
         (TOKENS, "layer_0/attn/value"),
     },
 }
+
+ACDC = {("proportion", "another input"): 0.6, ("reverse", "another input"): 0.2}  # with trained weights, loss as metric
+ACDC |= {("proportion", "zeros"): 1.0, ("reverse", "zeros"): 1.0}
 
 
 def compiled(name: str) -> tuple[Any, Any, int]:
@@ -109,7 +112,8 @@ def main() -> None:
         found = {(short(e.sender), short(e.receiver)): abs(e.score) for e in edges}
         needed = {pair for pair, x in found.items() if x > 1e-9}
         print(
-            f"{name}, {kind}: {len(edges)} edges, ROC AUC {area(found, true):.3f}, {len(needed & true)} of the "
+            f"{name}, {kind}: {len(edges)} edges, ROC AUC {area(found, true):.3f} (ACDC, as "
+            f"published: {ACDC[name, kind]:.3f}), {len(needed & true)} of the "
             f"{len(true)} published ones; only published: {sorted(true - needed)}, only here: {sorted(needed - true)}"
         )
 

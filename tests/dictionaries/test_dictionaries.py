@@ -204,6 +204,59 @@ def test_loss_recovered():
     assert dictionaries.loss_recovered(loss, "h", made, [rows(5, 1)]) == pytest.approx(0)
 
 
+def test_predictions_recovered():
+    made = any_dictionary("autoencoder", "relu", None)
+    table = jax.random.normal(jax.random.key(2), (12, 5))
+    f = lambda x: sonde.sow(x, "h") @ table
+    x = rows(7, 1)
+
+    def divergence(h):  # with NumPy, position by position
+        p, q = (np.exp(np.asarray(y, np.float64)) for y in (x @ table, h @ table))
+        p, q = p / p.sum(1, keepdims=True), q / q.sum(1, keepdims=True)
+        return sum(float(p[i] @ np.log(p[i] / q[i])) for i in range(len(p)))
+
+    without, spliced = divergence(0 * x), divergence(made(x))
+    found = dictionaries.kl_recovered(f, "h", made, [x[:3], x[3:]])
+    assert found == pytest.approx((without - spliced) / without, rel=1e-4)
+
+
+def test_absorption_one_input_at_a_time():
+    """Features near the probe, so that all cases occur, each input by hand."""
+    random = np.random.default_rng(0)
+    probe = random.standard_normal(6)
+    made = Dictionary(6, 12, centered=False, rngs=nnx.Rngs(0))
+    decoder = random.standard_normal((12, 6)) + 0.6 * probe
+    made.decoder[...], made.encoder[...] = jnp.asarray(decoder), jnp.asarray(random.standard_normal((6, 12)) * 0.3)
+    vectors = (random.standard_normal((400, 6)) + 0.5 * probe).astype(np.float32)
+    main = [1, 4]
+    found = dictionaries.absorption(made, vectors, 3 * probe, main)
+    unit = probe / np.linalg.norm(probe)
+    cases = set()
+    for x, share, is_full in zip(vectors, found.shares, found.is_full):
+        active = np.maximum(x @ np.asarray(made.encoder[...]), 0)
+        parts = [a * float(row @ unit) for a, row in zip(active, decoder)]
+        near = [float(row @ unit) / np.linalg.norm(row) for row in decoder]
+        whole, of_main = float(x @ unit), sum(parts[i] for i in main)
+        others = sorted((p for i, p in enumerate(parts) if i not in main and near[i] >= 0.1 and p > 0), reverse=True)
+        of_others = sum(others[:3])
+        if of_main >= whole or of_others / whole < 0.4:
+            expected, case = 0.0, "none"
+        elif of_main <= 0:
+            expected, case = 1.0, "all"
+        else:
+            taken = min(of_others, whole - of_main)
+            expected, case = taken / (taken + of_main), "part"
+        top = int(np.argmax(parts))
+        full = whole >= 0 and all(active[i] < 1e-8 for i in main) and near[top] >= 0.025 and parts[top] / whole >= 0.4
+        assert share == pytest.approx(expected, abs=1e-4) and is_full == full
+        cases |= {case, full}
+    assert cases == {"none", "part", "all", True, False}
+    assert (found.mean, found.full) == (pytest.approx(found.shares.mean()), pytest.approx(found.is_full.mean()))
+    for wrong in ({"features": []}, {"features": [12]}, {"direction": 0 * probe}, {"vectors": vectors[:, :5]}):
+        with pytest.raises(ValueError, match="absorption: "):
+            dictionaries.absorption(made, **{"vectors": vectors, "direction": probe, "features": main, **wrong})
+
+
 @pytest.mark.parametrize("activation", OPTIONS)
 @pytest.mark.parametrize(("kind", "d_out"), TYPES)
 def test_saved_and_loaded(tmp_path, activation, kind, d_out):

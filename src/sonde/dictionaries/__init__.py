@@ -7,6 +7,8 @@ evaluate(dictionary, batches)               active features, explained variance,
 splice(f, {pattern: dictionary})            a program with a dictionary in place of a value, or of what computes it
 attribution_graph(f, transcoders)           which features, errors and tokens the logits come from
 loss_recovered(loss, path, dictionary, ...) how much of the loss it recovers
+kl_recovered(f, path, dictionary, ...)      how much of the predictions it recovers
+absorption(dictionary, vectors, ...)        how much of a property other features have taken over
 save(dictionary, folder), load(folder)      in the layout of SAELens
 load_cross_layer(folder)                    in the layout of circuit-tracer
 """

@@ -1,5 +1,7 @@
 """The public names of `sonde.dictionaries`, each with the module that has it."""
 
+from sonde.dictionaries.absorption import Absorption as Absorption
+from sonde.dictionaries.absorption import absorption as absorption
 from sonde.dictionaries.cross_layer import CrossLayerTranscoder as CrossLayerTranscoder
 from sonde.dictionaries.crosscoder import Crosscoder as Crosscoder
 from sonde.dictionaries.dictionary import Dictionary as Dictionary
@@ -8,6 +10,7 @@ from sonde.dictionaries.feature_graph import FeatureGraph as FeatureGraph
 from sonde.dictionaries.feature_graph import GraphNode as GraphNode
 from sonde.dictionaries.figures import Figures as Figures
 from sonde.dictionaries.figures import evaluate as evaluate
+from sonde.dictionaries.figures import kl_recovered as kl_recovered
 from sonde.dictionaries.figures import loss_recovered as loss_recovered
 from sonde.dictionaries.saelens_format import load as load
 from sonde.dictionaries.saelens_format import load_cross_layer as load_cross_layer

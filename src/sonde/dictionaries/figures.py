@@ -1,9 +1,9 @@
-"""Quality of a dictionary: active features, explained variance, and the loss of a program with it."""
+"""Quality of a dictionary: active features, explained variance, and a program's loss and predictions with it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -110,10 +110,53 @@ def loss_recovered(
         value: What replaces the value when it is ablated, as in `ablate`.
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
     """
-    without = ablate(loss, path, value=value, inside=inside)
-    programs = [jax.jit(f) for f in (loss, without, splice(loss, {path: dictionary}, inside=inside))]
     totals = np.zeros(3)
-    for batch in batches:
-        totals += [float(f(*arguments(batch))) for f in programs]
+    for numbers in _three_ways(loss, path, dictionary, batches, value, inside):
+        totals += [float(number) for number in numbers]
     clean, without, spliced = totals
     return (without - spliced) / (without - clean) if without != clean else float("nan")
+
+
+def kl_recovered(
+    f: Callable[..., Any],
+    path: str,
+    dictionary: Dictionary,
+    batches: Iterable[Any],
+    *,
+    value: Any = 0.0,
+    inside: object = None,
+) -> float:
+    """The fraction of the predictions recovered with the dictionary: 1 is as good as the site, 0 as bad as ablating it.
+
+    Predictions are compared by their divergence from those of `f`, added up over all positions.
+
+    Args:
+        f: A function that returns logits, with a site.
+        path: The path of the site.
+        dictionary: An autoencoder for the values there.
+        batches: Inputs: each a tuple of arguments, or one argument.
+        value: What replaces the value when it is ablated, as in `ablate`.
+        inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
+    """
+    totals = np.zeros(2)
+    for logits in _three_ways(f, path, dictionary, batches, value, inside):
+        totals += np.asarray(_divergences(*logits), np.float64)
+    without, spliced = totals
+    return (without - spliced) / without if without else float("nan")
+
+
+@jax.jit
+def _divergences(clean: jax.Array, *changed: jax.Array) -> list[jax.Array]:
+    whole = jax.nn.log_softmax(clean.astype(jnp.float32))
+    others = [jax.nn.log_softmax(logits.astype(jnp.float32)) for logits in changed]
+    return [jnp.sum(jnp.exp(whole) * (whole - other)) for other in others]
+
+
+def _three_ways(
+    f: Callable[..., Any], path: str, dictionary: Dictionary, batches: Iterable[Any], value: Any, inside: object
+) -> Iterator[list[Any]]:
+    """For each batch, the results of the program, of the program without the site, and with the dictionary there."""
+    without = ablate(f, path, value=value, inside=inside)
+    programs = [jax.jit(g) for g in (f, without, splice(f, {path: dictionary}, inside=inside))]
+    for batch in batches:
+        yield [program(*arguments(batch)) for program in programs]

@@ -75,6 +75,21 @@ def test_faithfulness_is_measured_by_running_the_program(f):
     assert pruned.dot().count("->") == len(pruned) and f"{len(pruned)} edges" in pruned._repr_html_()
 
 
+def test_the_figures_of_mib():
+    """CPR and CMD over the benchmark's numbers of edges, from the faithfulness by hand."""
+    edges = attribute_edges(listed, ("embed", "**/out"), "**/in", baseline=CORRUPT)(CLEAN)
+    shares = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
+    faithful = [by_hand({e[:2] for e in edges[: int(share * 28)]}) for share in shares]
+    cpr = cmd = 0.0
+    for i in range(len(shares) - 1):
+        step = shares[i + 1] - shares[i]
+        cpr += step * (faithful[i] + faithful[i + 1]) / 2
+        cmd += step * (abs(1 - faithful[i]) + abs(1 - faithful[i + 1])) / 2
+    curve = edges.curve()
+    assert curve.sizes == (0, 0, 0, 0, 0, 1, 2, 5, 14, 28)
+    assert (curve.area, curve.distance) == (pytest.approx(cpr, abs=1e-4), pytest.approx(cmd, abs=1e-4))
+
+
 def test_more_edges_may_be_worse():
     """Two paths that cancel each other: what is enough is not what the next size is."""
     gains = (3.0, -2.5, 1.0)

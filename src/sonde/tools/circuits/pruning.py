@@ -41,12 +41,12 @@ class Curve(Drawn):
 
     @property
     def area(self) -> float:
-        """The area under the curve over the share of edges: high if few edges do most (CPR)."""
+        """The area under the curve over the share of edges: high if few edges do most (CPR in MIB)."""
         return float(np.trapezoid(self.faithfulness, self.shares))
 
     @property
     def distance(self) -> float:
-        """The area between the curve and 1: low if few edges do what the whole program does (CMD)."""
+        """The area between the curve and 1: low if few edges do what the whole program does (CMD in MIB)."""
         return float(np.trapezoid(np.abs(1 - np.asarray(self.faithfulness)), self.shares))
 
     def _heat(self) -> Heat:
@@ -94,7 +94,7 @@ class Pruned:
 
     def curve(self, order: Sequence[Pair], shares: Sequence[float]) -> Curve:
         """How faithful the first edges are, for several shares of all."""
-        sizes = [round(share * len(order)) for share in shares]
+        sizes = [int(share * len(order)) for share in shares]
         found = self._faithful([self._cut(order[:n]) for n in sizes])
         return Curve(tuple(map(float, shares)), tuple(sizes), tuple(map(float, found)))
 
