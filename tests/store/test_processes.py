@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.processes import HEAD, SECONDS, free_port, run
+from tests.store.bucket import bucket
 from tests.store.forks import forks, kill
 
 from sonde import store
@@ -115,6 +116,41 @@ def test_four_processes_write_one_store(tmp_path):
     program.write_text(HEAD + HARVEST)
     run(program, 4, str(tmp_path), "5")
     _check(tmp_path, 5)
+
+
+SHARED = """
+from sonde.store.format import zarr_arrays
+from sonde.store.writing import writer
+
+zarr_arrays.FILE_BYTES, writer.SECONDS = 1 << 12, 0.0
+options = dict(keep=lambda x, t: t != 0, keys=lambda x, t: {"t": t}, progress=False)
+
+
+def batches():
+    for i in range(6):
+        rng = np.random.default_rng(i)
+        x, tokens = rng.standard_normal((8, 12, 4)).astype(np.float32).reshape(96, 4), rng.integers(0, 3, 96)
+        yield put(x, "data", "model"), put(tokens, "data")
+
+
+store.harvest(lambda x, t: sonde.sow(jnp.sin(x), "h"), batches(), folder, **options)
+"""
+
+
+@pytest.mark.thorough
+def test_two_processes_write_into_the_same_objects_of_a_bucket(tmp_path, monkeypatch):
+    """Rows of both are in each object, and each process has other columns of them on each of its devices."""
+    program = tmp_path / "program.py"
+    program.write_text(HEAD + SHARED)
+    with bucket() as server:
+        for name, value in {"ENDPOINT_URL": server.url, "ACCESS_KEY_ID": "name", "SECRET_ACCESS_KEY": "word"}.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
+        run(program, 2, "s3://acts/run")
+        expected, kept = _expected(6), store.open("s3://acts/run")
+        chosen = expected["tokens"] != 0
+        np.testing.assert_array_equal(kept.row_keys["t"][:], expected["tokens"][chosen])
+        np.testing.assert_allclose(kept["h"][:], np.sin(expected["x"])[chosen], rtol=1e-5, atol=1e-6)
+        assert store.check("s3://acts/run") == [] and kept.finished
 
 
 def _arrays(folder: Path) -> dict[str, np.ndarray]:
