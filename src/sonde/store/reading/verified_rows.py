@@ -15,7 +15,8 @@ from sonde.store.format.progress import Listed
 from sonde.store.format.row_files import RowFiles
 from sonde.store.format.zarr_arrays import READ_CACHE, dtype_of, open_array
 
-AT_A_TIME = 1 << 26  # bytes that are read before the first of them are used
+AT_A_TIME = 1 << 26  # bytes that are read from a bucket before the first of them are used
+IN_CACHE = 1 << 20  # bytes that are read from a disk at a time, and are still in the processor's cache to be verified
 
 
 class RowReader:
@@ -60,7 +61,7 @@ class RowReader:
             before += last - first
             waiting.append((first, last, low, self._read(low, high, whole)))
             held += (high - low) * self._row_bytes
-            while held > self._ahead and len(waiting) > 1:
+            while held > self._ahead:
                 first, last, low, future = waiting.pop(0)
                 data = self._checked(first, last, low, future)
                 held -= data.nbytes
@@ -82,9 +83,10 @@ class RowReader:
         return into
 
     def _parts(self, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-        """The spans, cut into parts of whole files that are not too large."""
-        rows = self._info.file[0]
-        step = max(1, AT_A_TIME // 4 // (rows * self._row_bytes)) * rows
+        """The spans, cut into parts of whole chunks, or whole objects of a bucket, that are not too large."""
+        local = self._folder.local_path is not None
+        rows, nbytes = (self._info.chunk_rows, IN_CACHE) if local else (self._info.file[0], AT_A_TIME // 4)
+        step = max(1, nbytes // (rows * self._row_bytes)) * rows
         for first, last in spans:
             while first < last:
                 end = min(last, (first // step + 1) * step)
