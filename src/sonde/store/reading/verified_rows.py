@@ -64,7 +64,7 @@ class RowReader:
             while held > self._ahead:
                 first, last, low, future = waiting.pop(0)
                 data = self._checked(first, last, low, future)
-                held -= data.nbytes
+                held -= len(data) * self._row_bytes
                 yield first, data[first - low : last - low]
         for first, last, low, future in waiting:
             yield first, self._checked(first, last, low, future)[first - low : last - low]
