@@ -102,9 +102,9 @@ def test_edits_that_hit_nothing_are_errors() -> None:
         x = sonde.sow(sonde.sow(x, "h"), "h")
         return lax.scan(lambda c, _: (sonde.sow(c + 1, "c"), None), x, None, length=4)[0]
 
-    with pytest.raises(EditError, match=r"edit of 'h': it names call \[5\], counted from 0, but the site runs 2 times"):
+    with pytest.raises(EditError, match=r"edit of 'h': calls=\[5\] is out of range; the site runs 2 times"):
         sonde.edit(f, {"h": sonde.Edit(0.0, calls=5)})(1.0)
-    with pytest.raises(EditError, match=r"edit of 'c' .*it names iteration \[9\], counted from 0, but the loop has 4"):
+    with pytest.raises(EditError, match=r"edit of 'c' .*iterations=\[9\] is out of range; the loop has 4"):
         sonde.edit(f, {"c": sonde.Edit(0.0, iterations=(1, 9))})(1.0)
     assert sonde.edit(f, {"h": sonde.Edit(0.0, calls=1), "c": sonde.Edit(9.0, iterations=jnp.int32(3))})(1.0) == 9.0
     for wrong in ({"calls": -1}, {"iterations": 1.5}, {"calls": "x"}, {"iterations": True}):

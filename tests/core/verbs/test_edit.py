@@ -204,7 +204,7 @@ def test_no_such_site():
 
 
 def test_iterations_without_a_loop():
-    with pytest.raises(EditError, match="names iterations, but the site is in no loop"):
+    with pytest.raises(EditError, match="iterations= is given, but the site is in no loop"):
         edit(chain, {"h": Edit(jnp.zeros_like, iterations=1)})(X)
 
 

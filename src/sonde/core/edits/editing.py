@@ -102,8 +102,8 @@ class Editing(Handler):
             if missed and step.pattern is not None:
                 most = max(self._hit_counts(step.pattern), default=0)
                 raise EditError(
-                    f"edit of {step.pattern!r}: it names call {sorted(missed)}, counted from 0, but the site runs "
-                    f"{most} times"
+                    f"edit of {step.pattern!r}: calls={sorted(missed)} is out of range; the site runs {most} times "
+                    "(numbered from 0)"
                 )
 
     def _hit_counts(self, pattern: Pattern) -> list[int]:
@@ -215,7 +215,7 @@ class Editing(Handler):
     def _is_now(self, iterations: Any, traced: Any, where: Where) -> Any:
         site = where.site
         if not where.loops:
-            raise EditError(f"edit of {site.path!r} ({site.line}): it names iterations, but the site is in no loop")
+            raise EditError(f"edit of {site.path!r} ({site.line}): iterations= is given, but the site is in no loop")
         own = [loop for i, loop in enumerate(where.loops) if i not in where.named] or list(where.loops)
         if callable(iterations):
             with naming(site, "the iterations of an edit"):
@@ -225,7 +225,7 @@ class Editing(Handler):
         length = own[-1].length
         if length is not None and (beyond := [n for n in iterations if n >= length]):
             raise EditError(
-                f"edit of {site.path!r} ({site.line}): it names iteration {beyond}, counted from 0, but the loop has "
-                f"{length}"
+                f"edit of {site.path!r} ({site.line}): iterations={beyond} is out of range; the loop has {length} "
+                "(numbered from 0)"
             )
         return jnp.isin(own[-1].index, jnp.asarray(sorted(iterations)))

@@ -307,7 +307,7 @@ def _front(array: Any, dim: Any) -> Any:
 
 
 def _shared_stay_shared(site: Site, view: View) -> bool:
-    """Whether arrays that the examples share are not mapped at a site of which other arrays are mapped.
+    """Whether the unbatched arrays of a partly batched site stay unbatched.
 
     A gradient has a part for each example; that of a shared array would be their sum, so the array must be mapped too.
     But code that was not written for Sonde may rely on what is mapped and what is not: there the gradient is the sum.
