@@ -106,7 +106,14 @@ def page_module(name: str) -> Iterator[dict[str, object]]:
         del sys.modules[module.__name__]
 
 
-@pytest.mark.parametrize("name", [n for n, page in zip(NAMES, PAGES) if "```python" in page.read_text()])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "README.md" else pytest.mark.every(2))
+        for name, page in zip(NAMES, PAGES)
+        if "```python" in page.read_text()
+    ],
+)
 def test_page_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     use_one_training(monkeypatch)

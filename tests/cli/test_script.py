@@ -51,6 +51,7 @@ def test_without_click() -> None:
     assert done.stderr == "The command line of Sonde needs click: pip install 'sonde-jax[cli]'\n"
 
 
+@pytest.mark.every(2)
 def test_a_process_finds_the_program_and_ends_with_the_code(write) -> None:
     write("import sonde, numpy as np\ndef f(x): return sonde.sow(x, 'größe')\nf.example_inputs = (np.ones(2),)\n")
     plain = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}  # a stream that cannot show everything

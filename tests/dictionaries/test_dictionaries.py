@@ -331,6 +331,7 @@ def test_the_largest_features_of_a_decoder_with_unit_rows(tmp_path):
         np.testing.assert_allclose(dictionaries.load(tmp_path)(x), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.every(2)
 def test_more_weight_on_sparsity_leaves_fewer_features():
     batches = [3 * rows(256, seed) for seed in range(40)]
     active = []
@@ -341,6 +342,7 @@ def test_more_weight_on_sparsity_leaves_fewer_features():
     assert active[0] > 1.2 * active[1] and active[1] > 1.2 * active[2], active
 
 
+@pytest.mark.every(2)
 def test_nested_features_reconstruct_alone():
     batches = [rows(256, seed) for seed in range(40)]
     errors = {}
@@ -433,6 +435,7 @@ def test_a_spliced_cross_layer_transcoder_is_the_program_written_by_hand():
         dictionaries.splice(scanned, {place: across})(x)
 
 
+@pytest.mark.every(2)
 def test_a_cross_layer_transcoder_learns_what_its_layers_share():
     """Each input feature writes to its own layer and to the next, which only a decoder across layers can say."""
     rng = np.random.default_rng(3)

@@ -13,6 +13,7 @@ from sonde.tools import compare
 X = jnp.asarray(np.random.default_rng(0).normal(size=(4, 6)), jnp.float32)
 
 
+@pytest.mark.every(2)
 def test_a_right_port_is_called_right():
     found = compare(original, ported)(IDS)
     assert found.first is None and found.parting is None

@@ -109,6 +109,7 @@ def test_both_checkpoints_run_and_their_logits_are_compared() -> None:
     assert found.first is not None and "with the weight [8, 8] transposed, in 2 places" in str(found.parting)
 
 
+@pytest.mark.every(2)
 def test_one_checkpoint_under_two_versions_of_a_library() -> None:
     """Neuronpedia 235: a version scaled the rotary frequencies of all layers, not only of those that see everything."""
     frequencies = 100.0 ** (-np.arange(4) / 4)

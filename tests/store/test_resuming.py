@@ -95,6 +95,7 @@ def _kill_and_go_on(tmp_path: Path, kills: int, seed: int) -> None:
                 shutil.rmtree(folder)
 
 
+@pytest.mark.every(2)
 def test_killed_and_resumed(tmp_path):
     _kill_and_go_on(tmp_path, kills=3, seed=0)
 

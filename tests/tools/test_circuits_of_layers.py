@@ -45,6 +45,7 @@ def test_logit_attribution_by_head() -> None:
     np.testing.assert_allclose(found["list"], found["scan"], atol=1e-4)
 
 
+@pytest.mark.every(2)
 def test_paths_and_edges_of_a_scan_are_those_of_a_list() -> None:
     models, senders = both(), ("blocks/{0..1}/attn/out", "blocks/1/mlp/out")
     receivers = ("blocks/{1..2}/attn_in",)
@@ -79,6 +80,7 @@ def test_sweeps_over_what_modules_return() -> None:
         np.testing.assert_allclose(a.scores[name], b.scores[name], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.every(2)
 def test_single_layers_are_perturbed() -> None:
     model = both()["list"]
     gradient = jax.grad(lambda d: metric(sonde.edit(model, {"blocks/2/mlp/out": lambda x: x + d})(TOKENS)))(
@@ -93,6 +95,7 @@ def test_single_layers_are_perturbed() -> None:
             sonde.with_perturbations(model)({"blocks/9/mlp/out": gradient}, TOKENS)
 
 
+@pytest.mark.every(2)
 def test_means_and_samples_of_single_heads() -> None:
     results = []
     for model in both().values():
@@ -111,6 +114,7 @@ def test_means_and_samples_of_single_heads() -> None:
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.every(2)
 def test_integrated_gradients_between_two_runs() -> None:
     path, totals = "blocks/2/mlp/out", []
     for model in both().values():

@@ -32,6 +32,7 @@ def step(model: Any) -> Any:
     return jax.jit(lambda tokens: nnx.value_and_grad(lambda m: (m(tokens) ** 2).mean())(model))
 
 
+@pytest.mark.every(2)
 def test_compare_finds_all_values_of_both() -> None:
     models = both()
     found = compare(step(models["list"]), step(models["scan"]), rtol=1e-3, atol=1e-5, grads=True)(TOKENS)
@@ -71,6 +72,7 @@ def test_lens_and_sweep_show_every_layer(layers: str) -> None:
     assert sweep.stacked("blocks/*/out").shape == (LAYERS, TOKENS.shape[1])
 
 
+@pytest.mark.every(2)
 def test_the_same_numbers_for_both() -> None:
     models = both()
     direction = np.random.default_rng(0).normal(size=16).astype(np.float32)

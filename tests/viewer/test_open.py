@@ -51,6 +51,7 @@ def test_a_folder_opens_everything_in_it(tmp_path: Path) -> None:
     assert ask("read", changes=[change])["result"] == ["result: 0"]  # 3 log 1
 
 
+@pytest.mark.every(2)
 def test_the_command_looks_into_functions_that_have_no_marks(tmp_path: Path) -> None:
     from sonde.cli.view import _opened
 
@@ -70,6 +71,7 @@ def test_names_that_are_equal_are_told_apart(tmp_path: Path) -> None:
     assert list(joined(parts)) == ["run.jsonl", "run.jsonl (2)"]
 
 
+@pytest.mark.every(2)
 def test_the_graph_of_components_is_that_of_the_tool(ask: Callable[..., Any], model: models.Decoder) -> None:
     explained = {"position": -1, "token": 3}
     senders, receivers, _ = model.circuit_sites()
@@ -144,6 +146,7 @@ def test_a_question_that_was_cancelled_while_it_waited_is_not_computed() -> None
     assert sent == [{"id": 1, "cancelled": True}]
 
 
+@pytest.mark.every(2)
 def test_code_of_the_page_runs_by_itself(ask: Callable[..., Any], model: models.Decoder) -> None:
     change = {"kind": "ablate", "path": "blocks/0/attn/heads", "chosen": {"2": [1]}}
     start = ask("python", changes=[change])["start"]

@@ -143,6 +143,7 @@ def test_a_dictionary_of_another_width_is_refused(tmp_path: Path, model: models.
         stored_of(kept, {OUT: wide})
 
 
+@pytest.mark.every(2)
 def test_features_are_sites_of_the_program_and_change_it(
     model: models.Decoder, dictionary: dictionaries.Dictionary
 ) -> None:

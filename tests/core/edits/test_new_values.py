@@ -191,6 +191,7 @@ def test_a_record_of_a_while_loop_in_a_scan_and_under_vmap():
     np.testing.assert_allclose(sonde.edit(mapped, times_ten(records))(n, OLD), expected, rtol=1e-6)
 
 
+@pytest.mark.every(2)
 def test_a_record_of_a_while_loop_on_a_mesh_and_with_a_branch_inside():
     mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
     x = jnp.array([0.2, 0.7, 0.4, 1.5])

@@ -194,6 +194,7 @@ def _kill(server: Bucket, tmp_path, kills: int) -> None:
     np.testing.assert_array_equal(kept["h"][:], expected)
 
 
+@pytest.mark.every(2)
 def test_killed_while_writing_to_a_bucket(server: Bucket, tmp_path):
     _kill(server, tmp_path, 2)
 

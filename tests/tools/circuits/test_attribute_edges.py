@@ -226,6 +226,7 @@ def test_senders_without_edges_are_named() -> None:
     assert edges.alone == ("blocks/2/mlp/out", "blocks/0/mlp_in") and "without an edge: blocks/2/mlp/out" in repr(edges)
 
 
+@pytest.mark.every(2)
 def test_blocks_whose_parts_run_side_by_side() -> None:
     """The MLP of a parallel block is computed after attention and does not read it."""
     for shares in (False, True):
@@ -240,6 +241,7 @@ def test_blocks_whose_parts_run_side_by_side() -> None:
             np.testing.assert_allclose(model(TOKENS), Decoder(config, rngs=nnx.Rngs(0))(TOKENS), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.every(2)
 def test_few_keys_biases_and_norms_of_heads() -> None:
     """With inputs for every head, the numbers stay the same; keys and values have fewer heads than queries."""
     config = Config("qwen", layers=2, width=8, heads=4, hidden=8, depth=2, key_heads=2, vocabulary=20, tied=True)
@@ -288,6 +290,7 @@ def test_only_the_value_just_before_is_a_term() -> None:
     assert set(found) == {(f"steps/{i}/out", f"steps/{i + 1}/in") for i in (0, 1)} | {("steps/2/out", "end")}
 
 
+@pytest.mark.every(2)
 def test_over_batches() -> None:
     asked = attribute_edges(both()["list"], metric=metric, baseline=OTHERS)
     pairs = [(TOKENS, OTHERS), (OTHERS, TOKENS + 1)]

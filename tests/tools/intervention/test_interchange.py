@@ -51,6 +51,7 @@ def test_a_known_variable_is_found_and_the_controls_are_not() -> None:
     assert known.accuracy(test) == 1.0
 
 
+@pytest.mark.every(2)
 def test_part_of_a_value_by_hand_in_a_list_and_a_scan() -> None:
     directions = np.random.default_rng(1).normal(size=(3, 16)).astype(np.float32)
     projection = np.linalg.pinv(directions) @ directions
