@@ -68,9 +68,6 @@ class Handler:
     donates = True
     # How many of the last iterations of a while loop are kept.
     last = 1
-    # Combines what was kept of earlier iterations of a while loop with what a new iteration recorded: a function of the
-    # old leaves, the new leaves and the number of the iteration. None: takes the new ones.
-    fold: Any = None
 
     def __init__(self, key: Hashable, patterns: tuple[Pattern, ...], *, depth: int = 1) -> None:
         self.key = key

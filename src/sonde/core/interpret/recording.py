@@ -29,7 +29,6 @@ class Recording(Handler):
         grads: Whether gradients are recorded.
         reduce: A function of the value, applied at the site, whose result is recorded in its place.
         last: How many of the last iterations of a `while_loop` are kept.
-        fold: How several iterations of a `while_loop` become one, if not by keeping the last; see `Handler.fold`.
         donates: Whether arguments may be donated; see `Handler.donates`.
     """
 
@@ -40,18 +39,16 @@ class Recording(Handler):
         grads: bool = False,
         reduce: Reduce | None = None,
         last: int = 1,
-        fold: Any = None,
         donates: bool = True,
         depth: int = 1,
     ) -> None:
         key: Hashable = ("collect", patterns, grads, last, depth)
-        if patterns or reduce is not None or fold is not None:
-            key = (*key, by_identity(reduce), by_identity(fold), state_of(*patterns, reduce))
+        if patterns or reduce is not None:
+            key = (*key, by_identity(reduce), state_of(*patterns, reduce))
         super().__init__(key, patterns, depth=depth)
         self.grads = grads
         self.reduce = reduce
         self.last = last
-        self.fold = fold
         self.donates = donates
         self.records_only = reduce is None
 

@@ -17,8 +17,8 @@ SITE = site_of(np.zeros(2))
 SCALAR = jax.typeof(np.False_)
 
 
-def keep_of(item, *, active=SCALAR, last=1, fold=None, loop=None):
-    return LoopState([item.spec], range(item.size), active, last, fold, loop)
+def keep_of(item, *, active=SCALAR, last=1, loop=None):
+    return LoopState([item.spec], range(item.size), active, last, loop)
 
 
 def run(keep, values, like):
@@ -52,14 +52,9 @@ def test_the_last_iterations_in_order_and_the_rest_empty(n):
     assert not item.view.axes[0].on_extra("count")
 
 
-def test_iterations_may_become_one():
-    added = keep_of(item_of(SITE, VALUES[0]), fold=lambda old, new, i: [a + b for a, b in zip(old, new)])
-    np.testing.assert_array_equal(run(added, VALUES, VALUES[0]).leaves[0], sum(VALUES))
-
-
 def test_a_run_before_the_first_iteration():
     keep = keep_of(item_of(SITE, VALUES[0]), last=2)
-    kept = keep.update(jnp.int32(0), [VALUES[1]], keep.begin([VALUES[0]]), slot=jnp.int32(1))
+    kept = keep.update(jnp.int32(1), [VALUES[1]], keep.begin([VALUES[0]]))
     (item,) = keep.items(kept, jnp.int32(1), object(), runs=jnp.int32(2))
     np.testing.assert_array_equal(item.leaves[0], VALUES[:2])
     assert item.extras["count"] == 1

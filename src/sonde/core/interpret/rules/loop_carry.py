@@ -20,7 +20,7 @@ from jax import lax
 
 from sonde import _jax
 from sonde.core.interpret.dataflow import Dataflow, Read
-from sonde.core.interpret.items import Extra, Item, build_items, firsts, flat_arrays
+from sonde.core.interpret.items import Extra, Item, build_items, firsts
 from sonde.core.marks.axes import Axis, repeated_along
 
 
@@ -34,7 +34,6 @@ class LoopState:
         numbers: Equal for arrays of these items that are one in the program.
         active: The type of the predicate.
         last: How many of the last iterations to keep.
-        fold: How several iterations become one; see `Handler.fold`.
         loop: The name by which axes are known to be axes of the predicate; see `Axis.stopping`.
     """
 
@@ -44,19 +43,17 @@ class LoopState:
         numbers: Sequence[int],
         active: Any,
         last: int,
-        fold: Any,
         loop: object,
     ) -> None:
         self.active = active
         self.n = len(active.shape)
         self.last = last
-        self.fold = fold
         self.loop = loop
         self.specs = [self._with_active_axes(spec) for spec in specs]
         # For each array its item, its name, and which axes it has, when it is recorded and when it is carried.
         recorded = [(spec, name, has) for spec in specs for name, has in zip(spec.names, spec.has)]
         carried = [has for spec in self.specs for has in spec.has]
-        self.chosen, self.numbers = firsts(map(self._kind, numbers, recorded) if fold is None else range(len(carried)))
+        self.chosen, self.numbers = firsts(map(self._kind, numbers, recorded))
         self.recorded = [recorded[i] for i in self.chosen]
         # Where each array that is carried has the axes of the predicate.
         self.axes = [
@@ -97,24 +94,14 @@ class LoopState:
             return self.first(new)
         return self._put(self.first(new), self.empty([_jax.typeof(x) for x in new]), 0)
 
-    def update(self, count: Any, new: Sequence[Any], kept: Sequence[Any], slot: Any = None) -> list[Any]:
-        """What is carried after an iteration that computed `new`; `slot` is its number if not `count`."""
-        new = self.folded(count, self.first(new), kept)
-        return new if self.last == 1 else self._put(new, kept, jnp.max(count if slot is None else slot, initial=0))
+    def update(self, number: Any, recorded: Sequence[Any], kept: Sequence[Any]) -> list[Any]:
+        """What is carried after a run, of which this is the number, that recorded these arrays."""
+        latest = self.first(recorded)
+        return latest if self.last == 1 else self._put(latest, kept, jnp.max(number, initial=0))
 
     def _put(self, new: Sequence[Any], kept: Sequence[Any], slot: Any) -> list[Any]:
         slot = slot % self.last
         return [lax.dynamic_update_index_in_dim(ring, x, slot, self.n) for x, ring in zip(new, kept)]
-
-    def folded(self, count: Any, new: list[Any], kept: Sequence[Any]) -> list[Any]:
-        """The new arrays combined with those that were kept."""
-        if self.fold is None or not new:
-            return new
-        items_before = build_items(self.specs, [self._from_front(x, axis) for x, axis in zip(kept, self.axes)])
-        items = build_items(self.specs, [self._from_front(x, axis) for x, axis in zip(new, self.axes)])
-        for item, before in zip(items, items_before):
-            item.leaves = self.fold(before.leaves, item.leaves, jnp.max(count, initial=0))
-        return [self._to_front(x, axis) for x, axis in zip(flat_arrays(items), self.axes)]
 
     # -- after the loop ------------------------------------------------------------------------------------------------
 

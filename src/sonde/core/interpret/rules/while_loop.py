@@ -31,7 +31,6 @@ from sonde.core.marks.operands import TOKEN, WRITTEN_DOWN, operands_of
 from sonde.core.marks.primitive import bind_site, site_p
 from sonde.core.marks.site import Site, View
 from sonde.core.marks.site_search import gives_tokens, has_sites, sites_inside
-from sonde.core.session.caches import by_identity
 from sonde.core.session.state import capture_state
 from sonde.errors import EditError
 
@@ -73,7 +72,7 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
         (answer,), recorded = recorded_test.run(front, carry, count)
         if kept is None:
             return [answer] * carries_answer, keep_test.begin(recorded)
-        return [answer] * carries_answer, keep_test.update(count - 1, recorded, kept, slot=count)
+        return [answer] * carries_answer, keep_test.update(count, recorded, kept)
 
     def divide(state: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
         """What the program carries, what is kept of body and test, how many times the body ran, the test's answer."""
@@ -100,7 +99,7 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
     types, step_front = [*map(_jax.typeof, start)], [*body.front, *recorded_test.front]
     # The same jaxprs each time: JAX compiles a loop that is not in a jitted function again for other jaxprs.
     parts = (body.new, test.new, recorded_test.new)
-    key = ("while", *map(id, parts), tuple(types), handler.last, by_identity(handler.fold))
+    key = ("while", *map(id, parts), tuple(types), handler.last)
     if key not in body.new.cache:
         of_test = _jax.trace_to_jaxpr(go_on, [*map(_jax.typeof, test.front), *types])
         of_step = _jax.trace_to_jaxpr(step, [*map(_jax.typeof, step_front), *types])
@@ -149,7 +148,7 @@ class _Part:
 
     def keep(self, active: Any, handler: Handler, mapped: object) -> LoopState:
         """What the loop carries along for it."""
-        return LoopState(self.new.specs, self.new.deduplicated.numbers, active, handler.last, handler.fold, mapped)
+        return LoopState(self.new.specs, self.new.deduplicated.numbers, active, handler.last, mapped)
 
     def known_before(self) -> list[Any]:
         """For each of the recorded arrays, its value for an element that never runs; None for zeros."""
