@@ -9,8 +9,8 @@ everything that the loop carries has its axes in front: JAX does not change an e
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -61,8 +61,6 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
     recorded_test = _Part(params["cond_jaxpr"], handler.quietly(), test_consts, active) if computed_again else test
     carries_answer = bool(test.new.specs) and not computed_again
 
-    n_body, n_test = len(body.front), len(recorded_test.front)
-
     def run_test(
         front: Sequence[Any], carry: Sequence[Any], count: Any, kept: Sequence[Any] | None = None
     ) -> tuple[list[Any], list[Any]]:
@@ -70,50 +68,73 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
         if not test.new.specs:
             return [], []
         (answer,), recorded = recorded_test.run(front, carry, count)
-        if kept is None:
-            return [answer] * carries_answer, keep_test.begin(recorded)
-        return [answer] * carries_answer, keep_test.update(count, recorded, kept)
-
-    def divide(state: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
-        """What the program carries, what is kept of body and test, how many times the body ran, the test's answer."""
-        n, n_kept = len(init), len(keep.chosen)
-        carry, kept, (count, *answer_and_kept) = state[:n], state[n : n + n_kept], state[n + n_kept :]
-        return carry, kept, answer_and_kept[carries_answer:], count, answer_and_kept[:carries_answer]
-
-    def go_on(*flat: Any) -> list[Any]:
-        front, state = flat[: len(test.front)], flat[len(test.front) :]
-        carry, _, _, count, answer = divide(state)
-        return answer if carries_answer else test.run(front, carry, count)[0]
-
-    def step(*flat: Any) -> list[Any]:
-        front, test_front, state = flat[:n_body], flat[n_body : n_body + n_test], flat[n_body + n_test :]
-        carry, kept, kept_test, count, _ = divide(state)
-        carry, seen = body.run(front, carry, count)
-        kept = keep.update(count, seen, kept)
-        answer, kept_test = run_test(test_front, carry, count + 1, kept_test)
-        return [*carry, *kept, count + 1, *answer, *kept_test]
+        kept_now = keep_test.begin(recorded) if kept is None else keep_test.update(count, recorded, kept)
+        return [answer] * carries_answer, kept_now
 
     count = keep.no_iterations()
-    answer, seen = run_test(recorded_test.front, init, count)
-    start = [*init, *keep.empty(body.new.types, body.known_before()), count, *answer, *seen]
-    types, step_front = [*map(_jax.typeof, start)], [*body.front, *recorded_test.front]
+    kept_of_body = keep.empty(body.new.types, body.known_before())
+    start = _State(list(init), kept_of_body, count, *run_test(recorded_test.front, init, count))
+
+    def go_on(*flat: Any) -> list[Any]:
+        n = len(test.front)
+        state = start.rebuilt(flat[n:])
+        return state.answer if carries_answer else test.run(flat[:n], state.carry, state.count)[0]
+
+    def step(*flat: Any) -> list[Any]:
+        n_body = len(body.front)
+        n = n_body + len(recorded_test.front)
+        before = start.rebuilt(flat[n:])
+        carry, recorded = body.run(flat[:n_body], before.carry, before.count)
+        kept, count = keep.update(before.count, recorded, before.of_body), before.count + 1
+        return _State(carry, kept, count, *run_test(flat[n_body:n], carry, count, before.of_test)).flat()
+
+    types, step_front = [*map(_jax.typeof, start.flat())], [*body.front, *recorded_test.front]
     # The same jaxprs each time: JAX compiles a loop that is not in a jitted function again for other jaxprs.
     parts = (body.new, test.new, recorded_test.new)
     key = ("while", *map(id, parts), tuple(types), handler.last)
-    if key not in body.new.cache:
-        of_test = _jax.trace_to_jaxpr(go_on, [*map(_jax.typeof, test.front), *types])
-        of_step = _jax.trace_to_jaxpr(step, [*map(_jax.typeof, step_front), *types])
-        traced = any(isinstance(x, _jax.Tracer) for x in (*of_test[1], *of_step[1]))
-        programs = {} if traced else body.new.cache
-        programs[key] = parts, of_test, of_step
-    else:
-        programs = body.new.cache
-    _, (test_jaxpr, test_consts), (step_jaxpr, step_consts) = programs[key]
-    final = _bind(test_jaxpr, [*test_consts, *test.front], step_jaxpr, [*step_consts, *step_front], start)
-    carry, kept, kept_test, count, _ = divide(final)
+    programs = body.new.cache.get(key)
+    if programs is None:
+        go_on_and_consts = _jax.trace_to_jaxpr(go_on, [*map(_jax.typeof, test.front), *types])
+        step_and_consts = _jax.trace_to_jaxpr(step, [*map(_jax.typeof, step_front), *types])
+        programs = go_on_and_consts, step_and_consts, parts  # with the parts: their ids are in the key
+        if not any(isinstance(x, _jax.Tracer) for x in (*go_on_and_consts[1], *step_and_consts[1])):
+            body.new.cache[key] = programs
+    (test_jaxpr, test_consts), (step_jaxpr, step_consts), _ = programs
+    end = start.rebuilt(
+        _bind(test_jaxpr, [*test_consts, *test.front], step_jaxpr, [*step_consts, *step_front], start.flat())
+    )
     loop = object()
-    handler.items += keep_test.items(kept_test, count, loop, runs=count + 1) + keep.items(kept, count, loop, runs=count)
-    return list(carry)
+    handler.items += keep_test.items(end.of_test, end.count, loop, runs=end.count + 1)
+    handler.items += keep.items(end.of_body, end.count, loop, runs=end.count)
+    return end.carry
+
+
+class _State(NamedTuple):
+    """What a loop carries from which values come out.
+
+    Attributes:
+        carry: What the program carries.
+        of_body: What is kept of the runs of the body.
+        count: How many times the body has run.
+        answer: That of the test, if the loop carries it.
+        of_test: What is kept of the runs of the test.
+    """
+
+    carry: list[Any]
+    of_body: list[Any]
+    count: Any
+    answer: list[Any]
+    of_test: list[Any]
+
+    def flat(self) -> list[Any]:
+        """All of it, as JAX carries it."""
+        return [*self.carry, *self.of_body, self.count, *self.answer, *self.of_test]
+
+    def rebuilt(self, flat: Iterable[Any]) -> _State:
+        """The same parts with other values."""
+        values = iter(flat)
+        carry, of_body = [[next(values) for _ in part] for part in (self.carry, self.of_body)]
+        return _State(carry, of_body, next(values), [next(values) for _ in self.answer], list(values))
 
 
 def _bind(test: Any, test_consts: Sequence[Any], body: Any, body_consts: Sequence[Any], init: Sequence[Any]) -> Any:
