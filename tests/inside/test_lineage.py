@@ -82,7 +82,7 @@ def test_arrays_outside_of_programs_are_noted():
     printing = jax.make_jaxpr(lambda w: (jax.debug.print("{}", w[0, 0]), w[0])[1])(weight)
     assert changed.can_be_change({"jaxpr": printing})
     del other, flat, half
-    assert len(changed._ends) == 1
+    assert len(changed._ends.entries) == 1
 
 
 def test_arrays_of_extended_types_have_no_weak_references_and_are_captured():
