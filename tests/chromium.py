@@ -37,3 +37,12 @@ def set_size(driver: Any, width: int, height: int, *, scheme: str = "light") -> 
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+
+
+def texts(driver: Any, selector: str) -> list[str]:
+    """What elements say, read at one moment: a page that draws itself again takes elements away meanwhile."""
+    return driver.execute_script(
+        "return [...document.querySelectorAll(arguments[0])]"
+        ".map((e) => (e.checkVisibility() ? e.innerText.trim() : ''))",
+        selector,
+    )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chromium import chromium, set_size
+from tests.chromium import chromium, set_size, texts
 
 pytestmark = pytest.mark.browser
 
@@ -341,6 +341,36 @@ def test_a_report_is_its_page(notebook: Lab) -> None:
         assert "In[2]:1" in notebook.driver.find_element("css selector", "body").text  # the cell, not a file
     finally:
         notebook.driver.switch_to.default_content()
+
+
+def test_a_view_is_a_widget_that_asks_the_kernel(notebook: Lab) -> None:
+    """A site is clicked and changed in the frame, and the kernel answers; other cells run as before."""
+
+    def shown(selector: str) -> list[str]:
+        return texts(notebook.driver, selector)
+
+    cell = notebook.run("view = sonde.view(network, x, w); view")
+    notebook.until(lambda: cell.find_elements("css selector", "iframe[title='sonde']"), "the widget")
+    (frame,) = cell.find_elements("css selector", "iframe[title='sonde']")
+    notebook.js("arguments[0].scrollIntoView({block: 'start'})", frame)
+    notebook.driver.switch_to.frame(frame)
+    try:
+        notebook.until(lambda: shown("#site-title") == ["blocks/0/hidden"], "the first site")
+        notebook.until(lambda: "arrays" in shown("#status")[0], "the curves")
+        site = next(e for e in notebook.all("[role=treeitem]") if e.get_attribute("aria-label") == "blocks/1/out")
+        site.find_element("css selector", ".row").click()
+        notebook.until(lambda: shown("#site-title") == ["blocks/1/out"], "the site that was clicked")
+        zero = next(e for e in notebook.all("#view button") if e.text == "Zero")
+        notebook.js("arguments[0].scrollIntoView({block: 'center'})", zero)
+        zero.click()
+        notebook.until(lambda: "1 change" in shown("#changes h2"), "the change")
+        later = "[role=treeitem][aria-label='blocks/2/hidden'] .amount"
+        notebook.until(lambda: shown(later) == ["100 %"], "how far later sites have moved")
+        assert shown("#trouble") == [""]
+    finally:
+        notebook.driver.switch_to.default_content()
+    notebook.picture(cell, "view")
+    assert "[1, 2]" in notebook.run("view.close(); [1, 1 + 1]").text
 
 
 def test_keys_complete(notebook: Lab) -> None:

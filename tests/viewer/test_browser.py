@@ -17,7 +17,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.chromium import chromium, set_size
+from tests.chromium import chromium, set_size, texts
 from tests.report.pages import NASTY
 from tests.viewer.conftest import CONFIG, TOKENS
 
@@ -138,7 +138,7 @@ class Page:
         return self.driver.find_elements("css selector", selector)
 
     def texts(self, selector: str) -> list[str]:
-        return [element.text for element in self.all(selector)]
+        return texts(self.driver, selector)
 
     def button(self, text: str, within: str = "body") -> Any:
         return next(e for e in self.all(f"{within} button") if e.text == text)

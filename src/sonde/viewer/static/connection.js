@@ -3,6 +3,7 @@
 // depends on, so it can be asked again, and its answer can be kept.
 
 const RETRY = 1500; // milliseconds
+const KEPT = 64e6; // characters of pictures that are kept for a saved page; those shown longest ago go first
 
 export class Failed extends Error {
   constructor({ kind, text, source, code }) {
@@ -23,6 +24,11 @@ function plain(value) {
   if (Array.isArray(value)) return value.map(plain);
   if (value === null || typeof value !== "object") return value;
   return Object.fromEntries(Object.keys(value).sort().map((name) => [name, plain(value[name])]));
+}
+
+// How many characters the arrays of an answer take.
+function pictureSize(answer) {
+  return Object.values(answer ?? {}).reduce((sum, value) => sum + (value?.f32?.length ?? 0), 0);
 }
 
 // changed(state): "open", "lost", "refused" or "saved"
@@ -68,8 +74,19 @@ class Conversation {
     if (message.error) question.reject(new Failed(message.error));
     else if (message.cancelled) question.resolve(null);
     else {
-      this.answers.set(question.key, message.result);
+      this.keep(question.key, message.result);
       question.resolve(message.result);
+    }
+  }
+
+  keep(key, result) {
+    this.answers.delete(key); // the latest stand last
+    this.answers.set(key, result);
+    let total = 0;
+    for (const [old, answer] of [...this.answers].reverse()) {
+      const size = pictureSize(answer);
+      total += size;
+      if (size && total > KEPT && old !== key) this.answers.delete(old);
     }
   }
 }

@@ -196,7 +196,7 @@ function maps(values, scale, facts, chosen, context, pick) {
   };
   const available = Math.min(WIDEST, context.width());
   const unit = Math.max(1, Math.min(22, Math.floor((several > 1 ? Math.min(190, available) : available - 90) / Math.max(columns, several > 1 ? rows : 1))));
-  const tall = Math.max(1, Math.min(22, Math.max(unit, several > 1 ? unit : Math.min(18, Math.floor(420 / rows)))));
+  const tall = Math.max(1, Math.min(22, Math.max(unit, several > 1 ? Math.floor(120 / rows) : Math.min(18, Math.floor(420 / rows)))));
   return Array.from({ length: several }, (_, k) => {
     const at = (i, j) => values.data[(k * rows + i) * columns + j];
     const label = several > 1 ? name(chosen.each, k) : facts.path;
