@@ -144,21 +144,12 @@ class ConvTranspose(Module):
     """A transposed convolution: the inputs are spread apart by `strides`, which enlarges them.
 
     Attributes:
-        features: The number of output features.
-        kernel_size: The size of the window along each spatial axis; one number means one spatial axis.
         strides: By how much to enlarge.
         padding: `"SAME"`, `"VALID"`, `"CIRCULAR"`, or numbers.
-        kernel_dilation: The spread of the window.
-        use_bias: Whether to add a bias.
-        mask: Multiplies the kernel.
-        dtype: The dtype to compute in; None derives it from inputs and parameters.
-        param_dtype: The dtype of the parameters.
         precision: As in `jax.lax.conv_transpose`.
-        kernel_init: Initializer of the kernel.
-        bias_init: Initializer of the bias.
         transpose_kernel: Whether to flip the kernel and swap its last axes: the gradient of a convolution.
-        promote_dtype: How arrays are cast to `dtype`.
         preferred_element_type: As in `jax.lax.conv_transpose`.
+        The others are those of `nn.Conv`.
     """
 
     features: int

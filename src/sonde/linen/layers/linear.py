@@ -100,15 +100,9 @@ class DenseGeneral(Module):
         features: The sizes of the output axes.
         axis: The axes that are contracted.
         batch_dims: Axes along which every position has a separate kernel; they come first in the output.
-        use_bias: Whether to add a bias.
-        dtype: The dtype to compute in; None derives it from inputs and parameters.
-        param_dtype: The dtype of the parameters.
         kernel_init: Initializer of the kernel, of shape (batch axes, contracted axes, features).
         bias_init: Initializer of the bias, of shape (batch axes, features).
-        precision: As in `jax.lax.dot_general`.
-        promote_dtype: How arrays are cast to `dtype`.
-        dot_general: A replacement for `jax.lax.dot_general`.
-        dot_general_cls: Makes one, such as a module class.
+        The others are those of `nn.Dense`.
     """
 
     features: int | Sequence[int]
@@ -161,13 +155,10 @@ class Einsum(Module):
         shape: The shape of the kernel.
         einsum_str: The equation, inputs first, such as `"nta,abc->ntbc"`; may be given to the call instead.
         use_bias: Whether to add a bias, along those axes of the kernel that are in the output.
-        dtype: The dtype to compute in; None derives it from inputs and parameters.
-        param_dtype: The dtype of the parameters.
         precision: As in `jax.numpy.einsum`.
         kernel_init: Initializer of the kernel.
-        bias_init: Initializer of the bias.
-        promote_dtype: How arrays are cast to `dtype`.
         preferred_element_type: As in `jax.numpy.einsum`.
+        The others are those of `nn.Dense`.
     """
 
     shape: Sequence[int]

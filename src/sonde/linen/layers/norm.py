@@ -120,19 +120,10 @@ class LayerNorm(Module):
     """Normalizes every position over its features.
 
     Attributes:
-        epsilon: Added to the variance.
-        dtype: The dtype of the result; None derives it from inputs and parameters.
-        param_dtype: The dtype of the parameters.
-        use_bias: Whether to add a bias.
-        use_scale: Whether to multiply by a scale.
-        bias_init: Initializer of the bias.
-        scale_init: Initializer of the scale.
         reduction_axes: The axes that are averaged over.
         feature_axes: The axes that scale and bias have.
         axis_name: A mapped axis that is averaged over too.
-        axis_index_groups: Groups of that axis that are averaged separately.
-        use_fast_variance: Whether to compute the variance in one pass, which is less accurate.
-        force_float32_reductions: Whether to average in float32 at least.
+        The others are those of `nn.BatchNorm`.
     """
 
     epsilon: float = 1e-6

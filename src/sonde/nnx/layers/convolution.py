@@ -137,25 +137,12 @@ class ConvTranspose(Module):
     """A transposed convolution: enlarges its inputs by `strides`.
 
     Args:
-        in_features: number of input features.
-        out_features: number of output features.
-        kernel_size: one number per spatial axis; a single number means one spatial axis.
         strides: by how much to enlarge, one number or one per spatial axis.
         padding: `'SAME'`, `'VALID'`, `'CIRCULAR'`, a number, or one number or (low, high) pair per spatial axis.
-        kernel_dilation: dilation factor of the kernel.
-        use_bias: whether to add a bias.
-        mask: multiplies the kernel; has its shape.
-        dtype: the dtype to compute in; None derives it from inputs and parameters.
-        param_dtype: the dtype that parameters are stored in.
         precision: as in `jax.lax.conv_transpose`.
-        kernel_init: initializer of the kernel.
-        bias_init: initializer of the bias.
         transpose_kernel: flip the kernel and swap its last axes.
-        promote_dtype: how inputs and parameters are cast to `dtype`.
         preferred_element_type: as in `jax.lax.conv_transpose`.
-        rngs: random streams for the initial parameters.
-        kernel_metadata: metadata of the kernel's Variable.
-        bias_metadata: metadata of the bias's Variable.
+        The others are those of `nnx.Conv`.
 
     Example:
         >>> from sonde import nnx

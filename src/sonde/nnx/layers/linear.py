@@ -103,19 +103,10 @@ class LinearGeneral(Module):
         out_features: lengths of the axes that replace them, at the end.
         axis: the contracted axes.
         batch_axis: leading axes with separate maps, by their lengths: `{0: 8}`.
-        use_bias: whether to add a bias.
-        dtype: the dtype to compute in; None derives it from inputs and parameters.
-        param_dtype: the dtype that parameters are stored in.
         kernel_init: initializer of the kernel, which is drawn as a matrix.
-        bias_init: initializer of the bias.
-        precision: as in `jax.lax.dot_general`.
-        promote_dtype: how inputs and parameters are cast to `dtype`.
-        dot_general: the function to multiply with, in place of `jax.lax.dot_general`.
         dot_general_cls: a class whose instances are such functions; used if `dot_general` is None.
-        preferred_element_type: as in `jax.lax.dot_general`.
-        rngs: random streams for the initial parameters.
         kernel_metadata: metadata of the kernel's Variable.
-        bias_metadata: metadata of the bias's Variable.
+        The others are those of `nnx.Linear`.
 
     Example:
         >>> from sonde import nnx
@@ -224,17 +215,11 @@ class Einsum(Module):
         einsum_str: two operands, the inputs first: `"...d,dhk->...hk"`.
         kernel_shape: the shape of the second operand.
         bias_shape: the shape of the bias: the kernel's axes that the result has, in its order; None for no bias.
-        dtype: the dtype to compute in; None derives it from inputs and parameters.
-        param_dtype: the dtype that parameters are stored in.
         precision: as in `jnp.einsum`.
-        kernel_init: initializer of the kernel.
-        bias_init: initializer of the bias.
-        promote_dtype: how inputs and parameters are cast to `dtype`.
         einsum_op: the function to use in place of `jnp.einsum`.
         preferred_element_type: as in `jnp.einsum`.
-        rngs: random streams for the initial parameters.
         kernel_metadata: metadata of the kernel's Variable.
-        bias_metadata: metadata of the bias's Variable.
+        The others are those of `nnx.Linear`.
 
     Example:
         >>> from sonde import nnx

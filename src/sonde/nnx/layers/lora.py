@@ -99,19 +99,13 @@ class LoRALinear(Linear):
     """A `Linear` with a correction of low rank added to it; its state contains that of `Linear`.
 
     Args:
-        in_features: number of input features.
-        out_features: number of output features.
         lora_rank: the rank of the correction.
         lora_dtype: the dtype to compute the correction in.
         lora_param_dtype: the dtype that the correction's parameters are stored in.
-        a_initializer: initializer of the first factor.
         b_initializer: initializer of the second factor.
-        lora_param_type: the type of both factors' Variables.
         lora_promote_dtype: how the correction's arrays are cast.
-        rngs: random streams for the initial parameters.
-        a_metadata: metadata of the first factor's Variable.
-        b_metadata: metadata of the second factor's Variable.
         **kwargs: as in `Linear`.
+        The others are those of `nnx.LoRA`.
 
     Example:
         >>> from sonde import nnx

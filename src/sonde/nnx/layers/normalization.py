@@ -163,23 +163,9 @@ class LayerNorm(_Norm):
     """Normalizes every position over its features.
 
     Args:
-        num_features: number of features.
-        epsilon: added to the variance.
-        dtype: the dtype of the result; None derives it from inputs and parameters.
-        param_dtype: the dtype that scale and bias are stored in.
-        use_bias: whether to add a bias.
-        use_scale: whether to multiply by a scale.
-        bias_init: initializer of the bias.
-        scale_init: initializer of the scale.
         reduction_axes: the axes to average over.
         feature_axes: the axes that scale and bias have.
-        axis_name: a mapped axis to average over as well.
-        axis_index_groups: groups of the mapped axis that are averaged separately.
-        use_fast_variance: compute the variance in one pass; less exact when the mean is large.
-        promote_dtype: how inputs and parameters are cast to `dtype`.
-        rngs: random streams for the initial parameters.
-        bias_metadata: metadata of the bias's Variable.
-        scale_metadata: metadata of the scale's Variable.
+        The others are those of `nnx.BatchNorm`.
 
     Example:
         >>> from sonde import nnx
@@ -242,20 +228,12 @@ class RMSNorm(_Norm):
     """Divides every position by the root of its mean square.
 
     Args:
-        num_features: number of features.
         epsilon: added to the mean square.
-        dtype: the dtype of the result; None derives it from inputs and parameters.
         param_dtype: the dtype that the scale is stored in.
-        use_scale: whether to multiply by a scale.
-        scale_init: initializer of the scale.
         reduction_axes: the axes to average over.
         feature_axes: the axes that the scale has.
-        axis_name: a mapped axis to average over as well.
-        axis_index_groups: groups of the mapped axis that are averaged separately.
         use_fast_variance: accepted, without effect: there is no mean to subtract.
-        promote_dtype: how inputs and parameters are cast to `dtype`.
-        rngs: random streams for the initial parameters.
-        scale_metadata: metadata of the scale's Variable.
+        The others are those of `nnx.BatchNorm`.
 
     Example:
         >>> from sonde import nnx
@@ -312,24 +290,10 @@ class GroupNorm(_Norm):
     """Normalizes groups of features of every example.
 
     Args:
-        num_features: number of features.
         num_groups: how many groups; None if `group_size` is given.
         group_size: how many features a group has.
-        epsilon: added to the variance.
-        dtype: the dtype of the result; None derives it from inputs and parameters.
-        param_dtype: the dtype that scale and bias are stored in.
-        use_bias: whether to add a bias.
-        use_scale: whether to multiply by a scale.
-        bias_init: initializer of the bias.
-        scale_init: initializer of the scale.
         reduction_axes: the axes to average over, including the last; None means all but the first.
-        axis_name: a mapped axis to average over as well.
-        axis_index_groups: groups of the mapped axis that are averaged separately.
-        use_fast_variance: compute the variance in one pass; less exact when the mean is large.
-        promote_dtype: how inputs and parameters are cast to `dtype`.
-        rngs: random streams for the initial parameters.
-        bias_metadata: metadata of the bias's Variable.
-        scale_metadata: metadata of the scale's Variable.
+        The others are those of `nnx.BatchNorm`.
 
     Example:
         >>> from sonde import nnx
@@ -395,22 +359,8 @@ class InstanceNorm(_Norm):
     """Normalizes every feature of every example over the axes between batch and features.
 
     Args:
-        num_features: number of features.
-        epsilon: added to the variance.
-        dtype: the dtype of the result; None derives it from inputs and parameters.
-        param_dtype: the dtype that scale and bias are stored in.
-        use_bias: whether to add a bias.
-        use_scale: whether to multiply by a scale.
-        bias_init: initializer of the bias.
-        scale_init: initializer of the scale.
         feature_axes: the feature axes, any but the first.
-        axis_name: a mapped axis to average over as well.
-        axis_index_groups: groups of the mapped axis that are averaged separately.
-        use_fast_variance: compute the variance in one pass; less exact when the mean is large.
-        promote_dtype: how inputs and parameters are cast to `dtype`.
-        rngs: random streams for the initial parameters.
-        bias_metadata: metadata of the bias's Variable.
-        scale_metadata: metadata of the scale's Variable.
+        The others are those of `nnx.BatchNorm`.
 
     Example:
         >>> from sonde import nnx

@@ -270,22 +270,17 @@ class GRUCell(_GatedCell):
     """A gated recurrent unit.
 
     Args:
-        in_features: number of input features.
         hidden_features: number of features of the state.
-        gate_fn: activation of the gates.
         activation_fn: activation of the candidate.
         kernel_init: initializer of the kernel for the inputs.
         recurrent_kernel_init: initializer of the kernel for the state.
         bias_init: initializer of the bias.
-        dtype: the dtype to compute in; None derives it from inputs and parameters.
         param_dtype: the dtype that parameters and state are stored in.
         carry_init: initializer of the state; prefer to pass it to `initialize_carry`.
-        promote_dtype: how inputs and parameters are cast to `dtype`.
-        keep_rngs: keep a stream for `initialize_carry`; prefer to pass one there.
-        rngs: random streams for the initial parameters.
         kernel_metadata: metadata of the kernel for the inputs.
         recurrent_kernel_metadata: metadata of the kernel for the state.
         bias_metadata: metadata of the bias.
+        The others are those of `nnx.LSTMCell`.
 
     Example:
         >>> from sonde import nnx
@@ -315,21 +310,13 @@ class SimpleCell(_VectorCell):
 
     Args:
         in_features: number of input features.
-        hidden_features: number of features of the state.
         dtype: the dtype to compute in.
-        param_dtype: the dtype that parameters and state are stored in.
-        carry_init: initializer of the state; prefer to pass it to `initialize_carry`.
         residual: add the state before the activation.
         activation_fn: the activation.
-        kernel_init: initializer of the kernel for the inputs.
-        recurrent_kernel_init: initializer of the kernel for the state.
-        bias_init: initializer of the bias.
         promote_dtype: how inputs and parameters are cast to `dtype`.
         keep_rngs: keep a stream for `initialize_carry`; prefer to pass one there.
         rngs: random streams for the initial parameters.
-        kernel_metadata: metadata of the kernel for the inputs.
-        recurrent_kernel_metadata: metadata of the kernel for the state.
-        bias_metadata: metadata of the bias.
+        The others are those of `nnx.GRUCell`.
 
     Example:
         >>> from sonde import nnx

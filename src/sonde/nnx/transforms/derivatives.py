@@ -97,19 +97,7 @@ def value_and_grad(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> Any:
-    """As `nnx.grad`, but returns the value too: `(value, gradient)`, or `((value, aux), gradient)`.
-
-    Args:
-        f: see `nnx.grad`, as for the other arguments.
-        argnums: the arguments to differentiate with respect to.
-        has_aux: whether the function returns something besides the scalar.
-        holomorphic: see `jax.grad`.
-        allow_int: see `jax.grad`.
-        reduce_axes: must be empty.
-        wrt: which Variables of those arguments to differentiate.
-        graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
-    """
+    """As `nnx.grad`, but returns the value too: `(value, gradient)`, or `((value, aux), gradient)`."""
     return _differentiated(
         "value_and_grad", f, argnums, has_aux, holomorphic, allow_int, reduce_axes, wrt, graph, graph_updates
     )
