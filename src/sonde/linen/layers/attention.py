@@ -109,26 +109,9 @@ def dot_product_attention(
 ) -> jax.Array:
     """Dot-product attention: the values, averaged by the attention weights of every query.
 
-    Args:
-        query: `(batch..., queries, heads, depth)`.
-        key: `(batch..., keys, heads, depth)`.
-        value: `(batch..., keys, heads, value depth)`.
-        bias: Added to the scores, of shape `(batch..., heads, queries, keys)`.
-        mask: Which keys each query may attend to, of the same shape.
-        broadcast_dropout: Whether dropout is the same for all batch elements and heads.
-        dropout_rng: The random key for dropout.
-        dropout_rate: The probability of being dropped.
-        deterministic: Whether to drop nothing.
-        dtype: The dtype to compute in; None derives it from the inputs.
-        precision: The precision of the products.
-        module: A module that sows the weights as `attention_weights`.
-        force_fp32_for_softmax: Whether softmax runs in float32.
-        einsum_dot_general: A replacement for `jax.lax.dot_general`.
-        qk_attn_weights_einsum: A replacement for `jax.numpy.einsum` in the product of queries and keys.
-        attn_weights_value_einsum: The same for weights and values; give both or neither.
-
-    Returns:
-        `(batch..., queries, heads, value depth)`.
+    `value` is `(batch..., keys, heads, value depth)`, and the result `(batch..., queries, heads, value depth)`. The two
+    last arguments replace `jax.numpy.einsum` in the product of queries and keys and in that of weights and values: give
+    both or neither. The others are those of `nn.dot_product_attention_weights`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -50,15 +50,9 @@ def switch(
     variables: Filter = True,
     rngs: Filter = True,
 ) -> Any:
-    """`jax.lax.switch` with functions of a module.
+    """`jax.lax.switch` with functions of a module: runs `branches[index](mdl, *operands)`.
 
-    Args:
-        index: Which function to run.
-        branches: Functions `(module, *operands) -> output`, all with outputs of the same structure.
-        mdl: The module.
-        *operands: Arguments for the functions.
-        variables: The collections that the functions see.
-        rngs: The random streams that the functions see.
+    All branches have outputs of the same structure. The other arguments are those of `nn.cond`.
     """
     lifting, functions, operands = _branches("switch", mdl, branches, operands, variables, rngs)
     output, changes = lax.switch(index, functions, *operands)
