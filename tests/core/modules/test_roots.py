@@ -157,9 +157,9 @@ def test_copies_are_forgotten():
     copy = jax.tree.map(lambda x: x, {"s": [STUDENT], "t": TEACHER})
     found.note(copy)
     assert model_of(copy["s"][0]) is STUDENT and model_of(copy["t"]) is None
-    n = len(_models)
+    n = len(_models.entries)
     del copy
-    assert len(_models) == n - 1
+    assert len(_models.entries) == n - 1
 
 
 def test_a_program_kept_for_a_model_that_is_gone_finds_the_next_one():

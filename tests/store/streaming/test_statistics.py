@@ -99,7 +99,7 @@ def test_errors_say_what_to_ask_for():
         store.statistics(program, [])
     with pytest.raises(StoreError, match="does not have"):
         store.statistics(program, XS, keep=lambda x: x[0, :, 0] > 0)
-    with pytest.raises(KeyError, match="there are 'h'"):
+    with pytest.raises(KeyError, match="the program.s 1 site; it is .h."):
         store.statistics(program, XS)["g"]
 
 
