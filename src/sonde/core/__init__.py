@@ -22,7 +22,7 @@ from sonde.core.interpret.recording import Recording, Reduce
 from sonde.core.interpret.trace import SiteTrace
 from sonde.core.interpret.where import Where
 from sonde.core.marks.arrays import arrays_in, as_now, flattened, shapes_in, split_arrays
-from sonde.core.marks.axes import Axis, extra_has, room_for_axes, spread
+from sonde.core.marks.axes import Axis, spread
 from sonde.core.marks.named_loops import STAR, Row, row_path, rows_chosen, starred, unstarred
 from sonde.core.marks.operands import operands_of
 from sonde.core.marks.path import Pattern, check_pattern, check_patterns, glob_matches, matches, nearest, no_such_site
@@ -37,7 +37,7 @@ from sonde.core.marks.scopes import (
     scope_of_function,
     without_functions,
 )
-from sonde.core.marks.site import LEAF, Gate, Site, View
+from sonde.core.marks.site import LEAF, Site, View
 from sonde.core.marks.site_removal import without_sites
 from sonde.core.marks.site_search import first_site, sites_inside
 from sonde.core.modules.call_stack import CallStack, ModuleRequest, call_stacks, origin_for_copies
@@ -78,7 +78,7 @@ from sonde.core.records.branch_merge import merge_choices, tokens_of
 from sonde.core.records.build import make_records, record_of
 from sonde.core.records.collections import ByPath, Rows
 from sonde.core.records.gradient_pairing import Call, calls_of
-from sonde.core.records.layout import ArraysSpec, CallSpec, RecordLayout
+from sonde.core.records.layout import ArraysSpec, RecordLayout
 from sonde.core.records.layout_json import layout_from_json, layout_to_json
 from sonde.core.records.loop_rows import CallRow
 from sonde.core.records.partial_records import attach_records, partial_records
@@ -87,7 +87,6 @@ from sonde.core.session.caches import (
     ByIdentity,
     CacheInfo,
     KeptPrograms,
-    by_identity,
     cache_clear,
     cache_info,
     kept_with,
