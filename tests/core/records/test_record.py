@@ -9,7 +9,6 @@ from tests.core.comparing import equal
 
 import sonde
 from sonde import capture, sow
-from sonde.core.records.record import AsStored
 
 X = jnp.arange(3.0)
 
@@ -145,15 +144,3 @@ def test_records_cross_transforms():
         equal(found["mapped"].value["w"][1], second["mapped"].value["w"])
     one = jax.tree.map(lambda x: x[1], many)
     equal(one["mapped"].value, second["mapped"].value)
-
-
-def test_the_structure_of_stored_records_is_that_of_the_program_whatever_the_leaves_are():
-    _, found = capture(lambda x: sow(sow(x + 1, "a"), "b"))(X)
-    leaves, tree = jax.tree.flatten(AsStored.of(found))
-    assert len(leaves) == 1  # one array with two names
-    same = jax.tree.unflatten(tree, [0] * len(leaves))
-    assert jax.tree.structure(same) == tree
-    assert jax.tree.leaves(AsStored.of(found).records) == jax.tree.leaves(found)
-    _, two = capture(lambda x: (sow(x + 1, "a"), sow(x + 2, "b")))(X)
-    tree = jax.tree.structure(AsStored.of(two))
-    assert jax.tree.structure(jax.tree.unflatten(tree, [0, 0])) == tree

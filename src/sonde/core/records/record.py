@@ -7,17 +7,13 @@ more than its arrays; `Record` objects are made on demand.
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import jax
-import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core.interpret.items import firsts
 from sonde.core.interpret.recording import leaf_indices
 from sonde.core.marks.arrays import is_array_like
 from sonde.core.marks.axes import Axis
@@ -392,76 +388,3 @@ class Records(Mapping[str, Record]):
         from sonde.core.records.display import records_treescope
 
         return records_treescope(self, path, subtree_renderer)
-
-
-@jax.tree_util.register_pytree_node_class
-class AsStored(Records):
-    """Records as the output of one of Sonde's jitted functions: their arrays come out as they are stored.
-
-    An array that has several names is one output: XLA would copy it for each. What is made of the output has the same
-    structure: JAX takes the result of a jitted function apart again, to know what its next call returns.
-    """
-
-    __slots__ = ("_numbers",)
-
-    _numbers: tuple[int, ...]  # equal for arrays that are one
-
-    @classmethod
-    def of(cls, records: Records) -> AsStored:
-        """Records, to be returned by a jitted function."""
-        stored = cls.of_layout(records._layout, records._arrays)
-        stored._numbers = tuple(firsts(map(id, records._arrays))[1])
-        return stored
-
-    @property
-    def records(self) -> Records:
-        """The records themselves."""
-        return Records.of_layout(self._layout, self._arrays)
-
-    def tree_flatten(self) -> tuple[Sequence[Any], Any]:
-        """For JAX."""
-        return [self._arrays[i] for i in firsts(self._numbers)[0]], (self._layout, self._numbers)
-
-    @classmethod
-    def tree_unflatten(cls, layout: Any, arrays: Sequence[Any]) -> AsStored:
-        """For JAX."""
-        layout, numbers = layout
-        stored = cls.of_layout(layout, [arrays[i] for i in numbers])
-        stored._numbers = numbers
-        return stored
-
-
-def _exported(layout: Any) -> bytes:
-    from sonde.core.records.layout_json import layout_to_json
-
-    return json.dumps(layout_to_json(layout)).encode()
-
-
-def _imported(said: bytes) -> Any:
-    from sonde.core.records.layout_json import layout_from_json
-
-    return layout_from_json(json.loads(bytes(said)))
-
-
-def _imported_as_stored(numbers: list[int], said: str) -> Any:
-    return _imported(said.encode()), tuple(numbers)
-
-
-# A function that returns records can leave the process, by `jax.export`. JAX keeps the names: where this file is loaded
-# once more, as notebooks do after a change, they are taken.
-with contextlib.suppress(ValueError):
-    jax.export.register_pytree_node_serialization(
-        Records, serialized_name="sonde.Records", serialize_auxdata=_exported, deserialize_auxdata=_imported
-    )
-    jax.export.register_pytree_node_serialization(
-        Record,
-        serialized_name="sonde.Record",
-        serialize_auxdata=lambda part: _exported([part]),
-        deserialize_auxdata=lambda said: _imported(said)[0],
-    )
-    jax.export.register_pytree_node_serialization(
-        AsStored,
-        serialized_name="sonde.AsStored",
-        serialize_auxdata=lambda parts: json.dumps([parts[1], _exported(parts[0]).decode()]).encode(),
-        deserialize_auxdata=lambda said: _imported_as_stored(*json.loads(bytes(said))),
-    )

@@ -17,7 +17,8 @@ from sonde.core.marks.path import Pattern, check_patterns, short_repr
 from sonde.core.modules.roots import ModelsOfCall, models_of_call
 from sonde.core.records.build import make_records
 from sonde.core.records.partial_records import attach_records
-from sonde.core.records.record import AsStored, Records
+from sonde.core.records.record import Records
+from sonde.core.records.returned import AsStored
 from sonde.core.session.caches import Meter, by_identity, kept_with
 from sonde.core.session.closures import state_of
 from sonde.core.session.debug_nans import checking_results
