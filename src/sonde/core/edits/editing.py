@@ -1,4 +1,4 @@
-"""The handler of edits: says where they apply, and supplies the arrays. `sow` applies them (`plan.py`)."""
+"""The handler of edits: says where they apply, and supplies the arrays. `sow` applies them (`applying.py`)."""
 
 from __future__ import annotations
 

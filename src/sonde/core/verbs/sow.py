@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
-from sonde.core.edits.plan import apply_edits
+from sonde.core.edits.applying import apply_edits
 from sonde.core.interpret.trace import SiteTrace
 from sonde.core.marks.arrays import as_now, flattened
 from sonde.core.marks.path import checked_name, short_repr
