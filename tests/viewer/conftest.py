@@ -44,4 +44,6 @@ def ask(runs: Runs) -> Callable[..., Any]:
 
 def unpacked(packed: dict[str, Any]) -> np.ndarray:
     """An array of the page."""
-    return np.frombuffer(base64.b64decode(packed["f32"]), "<f4").reshape(packed["shape"])
+    kind = "f64" if "f64" in packed else "f32"
+    numbers = np.frombuffer(base64.b64decode(packed[kind]), {"f32": "<f4", "f64": "<f8"}[kind])
+    return numbers.reshape(packed["shape"])

@@ -462,6 +462,15 @@ def test_the_graph_is_pruned_pinned_grouped_and_saved(page: Page) -> None:
     page.click(page.button("Group"))
     page.until(lambda: len(page.all(".graph .node")) == nodes - 1)
     assert len(page.state["graph"]["groups"]["group 1"]) == 2
+    for number in range(2):  # a group that is called like a node gets another name, and no other is lost
+        page.js("document.querySelectorAll('.graph .node:not(.group)')[arguments[0]].focus()", number)
+        page.keys("g")
+        page.until(lambda: len(page.all(".graph .node.picked")) == number + 1)
+    name = page.js("return document.querySelector('.graph .node:not(.group, .picked)').dataset.id")
+    page.js("document.querySelector('.form .other[aria-label=\"Name of the group\"]').value = arguments[0]", name)
+    page.click(page.button("Group"))
+    page.until(lambda: set(page.state["graph"]["groups"]) == {"group 1", f"{name} 2"})
+    assert len(page.all(".graph .node")) == nodes - 2 and page.texts("#trouble") == [""]
     page.js("[...document.querySelectorAll('.graph .node:not(.group)')].pop().focus()")
     page.keys("p")
     page.until(lambda: page.state["graph"].get("pinned"))
@@ -470,7 +479,7 @@ def test_the_graph_is_pruned_pinned_grouped_and_saved(page: Page) -> None:
     page.click(page.button("JSON"))
     page.until(lambda: saved_files(page) and saved_files(page)[-1].get("url"))
     data = json.loads(base64.b64decode(saved_files(page)[-1]["url"].partition(",")[2]))
-    assert len(data["qParams"]["supernodes"]) == 1 and data["qParams"]["pinnedIds"] == page.state["graph"]["pinned"]
+    assert len(data["qParams"]["supernodes"]) == 2 and data["qParams"]["pinnedIds"] == page.state["graph"]["pinned"]
     ids = {node["node_id"] for node in data["nodes"]}
     assert all({link["source"], link["target"]} <= ids for link in data["links"])
 

@@ -177,6 +177,9 @@ def test_what_does_not_fit_into_the_memory_is_recorded_when_it_is_clicked(model:
         np.testing.assert_allclose(little.value(None, (), path), everything.value(None, (), path), rtol=1e-5, atol=1e-6)
     job = Job({"m": little})
     assert answer(job, "sites", {"subject": "m"})["complete"] is False
+    tiny, weights = Runs(subject_of(model, ARGS), 500), "blocks/1/attn/weights"  # all layers would be too much
+    np.testing.assert_allclose(tiny.value(None, (), weights), everything.value(None, (), weights), rtol=1e-5)
+    assert [*tiny.run(None).parts[0]] == [weights]
 
 
 def test_the_first_run_records_what_is_shown_and_later_ones_everything(model: models.Decoder) -> None:

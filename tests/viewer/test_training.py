@@ -55,7 +55,7 @@ def test_a_growing_file_is_read_on_and_a_killed_one_to_its_last_whole_line(tmp_p
     file.write_text(line(0, loss=3.0) + line(1, loss=2.0)[:9])
     run = TrainingRun(file)
     found = asked(run, "run")
-    assert found["steps"] == 1 and found["is_complete"] is False
+    assert found["steps"] == 1
     with file.open("a") as opened:
         opened.write(line(1, loss=2.0)[9:] + "not json\n" + line(2, loss=None, text="x") + line(5, other=1.0))
     found = asked(run, "run")
@@ -63,11 +63,29 @@ def test_a_growing_file_is_read_on_and_a_killed_one_to_its_last_whole_line(tmp_p
     loss, other = (asked(run, "series", names=[name])["columns"][name] for name in ("loss", "other"))
     assert unpacked(loss["steps"]).tolist() == [0, 1, 2] and unpacked(other["steps"]).tolist() == [5]
     assert np.isnan(unpacked(loss["values"])[2])  # written, and not finite
-    assert unpacked(asked(run, "series", names=["loss"], after=2)["columns"]["loss"]["steps"]).tolist() == [2]
     file.write_text(line(0, loss=9.0))  # begun anew
     assert asked(run, "run")["steps"] == 1
     with pytest.raises(ValueError, match="no number 'nothing'"):
         asked(run, "series", names=["nothing"])
+
+
+def test_a_resumed_run_is_read_in_the_order_of_its_steps(tmp_path: Path) -> None:
+    far = 2**30 + 1  # no 32-bit float
+    file = tmp_path / "run.jsonl"
+    written = [(0, 3.0), (2, 2.0), (far, 1.0), (1, 2.5), (2, 2.25)]
+    file.write_text("".join(line(step, loss=loss) for step, loss in written) + line(2, accuracy=0.5) + line(10**400))
+    run = TrainingRun(file)
+    column = asked(run, "series", names=["loss"])["columns"]["loss"]
+    assert unpacked(column["steps"]).tolist() == [0, 1, 2, far]
+    assert unpacked(column["values"]).tolist() == [3.0, 2.5, 2.25, 1.0]  # what was written last
+    assert asked(run, "run")["unreadable"] == 1
+    for step, own, values in (
+        (5, 2, {"loss": 2.25, "accuracy": 0.5}),
+        (-3, 0, {"loss": 3.0}),
+        (2**40, far, {"loss": 1.0}),
+    ):
+        answered = asked(run, "step", step=step)
+        assert (answered["step"], answered["values"]) == (own, values)
 
 
 def test_alerts_are_those_of_the_rules_of_monitor(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import base64
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -85,10 +85,10 @@ def changes_of(changes: Any) -> tuple[Change, ...]:
     return tuple(Change.of(change) for change in changes or () if change.get("on", True))
 
 
-def packed(values: Any) -> dict[str, Any]:
-    """An array for the page: its shape, and its numbers as 32-bit floats."""
-    numbers = np.ascontiguousarray(values, "<f4")
-    return {"shape": list(numbers.shape), "f32": base64.b64encode(numbers.tobytes()).decode("ascii")}
+def packed(values: Any, kind: Literal["f32", "f64"] = "f32") -> dict[str, Any]:
+    """An array for the page: its shape, and its numbers as floats of 32 bits, or of 64 to keep integers exact."""
+    numbers = np.ascontiguousarray(values, {"f32": "<f4", "f64": "<f8"}[kind])
+    return {"shape": list(numbers.shape), kind: base64.b64encode(numbers.tobytes()).decode("ascii")}
 
 
 __all__ = ["OPERATIONS", "Cancelled", "Job", "answer", "changes_of", "operation", "packed", "plain"]

@@ -212,9 +212,11 @@ class Runs:
 
     def _recorded_with(self, prompt: str | None, path: str) -> str:
         """What is recorded when a site is asked for: its family if it fits, as the next layer is likely to follow."""
-        own, whole = self.stacked_path(prompt, path), family(path)
-        needed = sum(a.bytes for a in self.arrays(prompt) if family(a.path) == whole)
-        return whole if own == path and needed <= self.memory else own
+        whole = family(path)
+        if sum(a.bytes for a in self.arrays(prompt) if family(a.path) == whole) > self.memory:
+            return path
+        stacked = self.stacked_path(prompt, path)
+        return whole if stacked == path else stacked
 
     def value(self, prompt: str | None, changes: Sequence[Change], path: str, call: int = 0, part: int = 0) -> Any:
         """A recorded array of a run."""

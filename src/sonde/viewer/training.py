@@ -24,6 +24,7 @@ from sonde.tools.training.alerts import RULES, Watchdog
 from sonde.viewer.operations import Job, operation, packed
 
 _MOST_ALERTS = 500
+_LARGEST_STEP = 2**53  # up to which a browser knows every integer
 _WATCHING = 0.5  # seconds for the rules in one question
 
 
@@ -66,7 +67,7 @@ class TrainingRun:
     @property
     def card(self) -> dict[str, Any]:
         """What the page needs to know of it."""
-        return {"kind": "run", "name": self.name}
+        return {"kind": "run", "name": self.name, "file": str(self.path.resolve())}
 
     def _note(self, alert: Any) -> None:
         if len(self.alerts) < _MOST_ALERTS:
@@ -93,20 +94,48 @@ class TrainingRun:
         try:
             row = json.loads(line)
             step = int(row.pop("step"))
-        except (ValueError, KeyError, TypeError, AttributeError):
+            if abs(step) > _LARGEST_STEP:
+                raise ValueError(f"no step has the number {step}")
+            numbers = {
+                name: math.nan if x is None else float(x)
+                for name, x in row.items()
+                if x is None or (isinstance(x, (int, float)) and not isinstance(x, bool))
+            }
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             self.unreadable += 1
             return
-        numbers = {
-            name: math.nan if x is None else float(x)
-            for name, x in row.items()
-            if x is None or (isinstance(x, (int, float)) and not isinstance(x, bool))
-        }
         at = len(self.steps)
         self.steps.append(step)
         for name, x in numbers.items():
             series = self.series.setdefault(name, Series())
             series.rows.append(at)
             series.values.append(x)
+
+    def by_step(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """The steps at which a number was written, in their order, and its values there.
+
+        A run that was resumed from a checkpoint writes some steps again: what was written last is taken.
+        """
+        if name not in self.series:
+            raise ValueError(f"the run has no number {name!r}")
+        one = self.series[name]
+        steps, values = np.asarray(self.steps, np.int64)[one.rows], np.asarray(one.values)
+        order = np.argsort(steps, kind="stable")
+        steps, values = steps[order], values[order]
+        is_last = np.append(steps[1:] != steps[:-1], True)
+        return steps[is_last], values[is_last]
+
+    def at_step(self, step: int) -> tuple[int, dict[str, float]]:
+        """The step at or before the one that is asked for, and all that was written there."""
+        steps = np.asarray(self.steps, np.int64)
+        own = int(max(steps[steps <= step], default=steps.min()))
+        values = {}
+        for row in np.flatnonzero(steps == own):
+            for name, one in self.series.items():
+                at = bisect.bisect_left(one.rows, row)
+                if at < len(one.rows) and one.rows[at] == row:
+                    values[name] = one.values[at]
+        return own, values
 
     def watch(self, seconds: float) -> None:
         """Applies the rules of `monitor` to the rows that they have not seen, for some time."""
@@ -146,7 +175,6 @@ def run(job: Job, subject: str) -> dict[str, Any]:
                 if len(members) > 1
             ],
             "unreadable": found.unreadable,
-            "is_complete": found.path.read_bytes()[-1:] in (b"\n", b""),
         }
 
 
@@ -164,28 +192,18 @@ def step(job: Job, subject: str, step: int) -> dict[str, Any]:
     """Everything that was written at a step, or at the one before it that is nearest, and its alerts."""
     training = _run(job, subject)
     with training.lock:
-        row = max(bisect.bisect_right(training.steps, int(step)) - 1, 0)
         if not training.steps:
             raise ValueError("nothing was written yet")
-        values = {}
-        for name, one in training.series.items():
-            at = bisect.bisect_left(one.rows, row)
-            if at < len(one.rows) and one.rows[at] == row:
-                values[name] = number(one.values[at])
-        own = training.steps[row]
-        return {"step": own, "values": values, "alerts": [a for a in training.alerts if a["step"] == own]}
+        own, values = training.at_step(int(step))
+        alerts_there = [alert for alert in training.alerts if alert["step"] == own]
+        return {"step": own, "values": {name: number(x) for name, x in values.items()}, "alerts": alerts_there}
 
 
 @operation
-def series(job: Job, subject: str, names: Sequence[str], after: int = 0) -> dict[str, Any]:
-    """Some numbers of a run: the steps at which each was written, from its `after`-th on, and its values there."""
-    found = _run(job, subject)
-    columns = {}
-    with found.lock:
-        for name in names:
-            if name not in found.series:
-                raise ValueError(f"the run has no number {name!r}")
-            one = found.series[name]
-            steps = [found.steps[row] for row in one.rows[max(int(after), 0) :]]
-            columns[name] = {"steps": packed(steps), "values": packed(one.values[max(int(after), 0) :])}
-        return {"columns": columns, "rows": len(found.steps)}
+def series(job: Job, subject: str, names: Sequence[str]) -> dict[str, Any]:
+    """Some numbers of a run: the steps at which each was written, and its values there."""
+    training = _run(job, subject)
+    with training.lock:
+        lines = {name: training.by_step(name) for name in names}
+        columns = {name: {"steps": packed(x, "f64"), "values": packed(y)} for name, (x, y) in lines.items()}
+        return {"columns": columns, "rows": len(training.steps)}

@@ -51,6 +51,7 @@ export async function graphView(context) {
 
   function draw() {
     const whole = grouped(answer, choices.groups);
+    const left = holder.querySelector(".scroll-x")?.scrollLeft;
     const act = { move: (id, place) => (put({ places: { ...choices.places, [id]: place } }), draw()), open, pick };
     holder.replaceChildren(
       card(`Graph of ${KINDS[choices.kind]}`, [el("div", { class: "scroll-x", tabindex: "0" }, drawing(whole, choices, picked, act))], {
@@ -62,6 +63,8 @@ export async function graphView(context) {
       tools(),
       edgeTable(whole),
     );
+    const box = holder.querySelector(".scroll-x");
+    box.scrollLeft = left ?? box.scrollWidth; // at first, the end: what is explained
   }
 
   function open(node) {
@@ -93,7 +96,10 @@ export async function graphView(context) {
       const members = [...picked].flatMap((id) => choices.groups[id] ?? [id]);
       const others = Object.entries(choices.groups).filter(([id]) => !picked.has(id));
       picked.clear();
-      put({ groups: { ...Object.fromEntries(others), [name.value.trim() || `group ${others.length + 1}`]: members } });
+      const taken = new Set([...answer.nodes.map((node) => node.id), ...others.map(([id]) => id)]);
+      let title = name.value.trim() || "group 1";
+      for (let number = 2; taken.has(title); number++) title = `${name.value.trim() || "group"} ${number}`;
+      put({ groups: { ...Object.fromEntries(others), [title]: members } });
       draw();
     };
     const line = el(

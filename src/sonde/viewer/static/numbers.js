@@ -1,10 +1,10 @@
-// Arrays from the server: 32-bit floats and a shape.
+// Arrays from the server: a shape, and floats of 32 bits, or of 64 where integers must stay exact.
 
-export function unpacked({ shape, f32 }) {
-  const text = atob(f32);
+export function unpacked({ shape, f32, f64 }) {
+  const text = atob(f32 ?? f64);
   const bytes = new Uint8Array(text.length);
   for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
-  return { shape, data: new Float32Array(bytes.buffer) };
+  return { shape, data: f64 === undefined ? new Float32Array(bytes.buffer) : new Float64Array(bytes.buffer) };
 }
 
 export function rangeOf(data) {

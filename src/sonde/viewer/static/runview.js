@@ -148,8 +148,13 @@ export class RunPage {
     if (kept) document.getElementById(kept)?.focus();
   }
 
+  // A run that was killed may have left half a line.
+  readCode() {
+    return `import json\nrows = [json.loads(line) for line in open(${JSON.stringify(this.context.card.file)}) if line.endswith("\\n")]`;
+  }
+
   code() {
-    return `import json\nrows = [json.loads(line) for line in open(${JSON.stringify(this.name)})]\nvalues = [(row["step"], row.get(${JSON.stringify(this.names[0] ?? "loss")})) for row in rows]`;
+    return `${this.readCode()}\nvalues = [(row["step"], row.get(${JSON.stringify(this.names[0] ?? "loss")})) for row in rows]`;
   }
 
   pick(step) {
@@ -174,7 +179,7 @@ export class RunPage {
         ...answer.alerts.map((alert) => el("p", {}, el("span", { class: "badge warning" }, alert.rule), ` ${alert.text}`)),
         ...(beside.length ? [el("p", {}, "Written beside this run: ", ...beside.map(link))] : []),
         el("div", { class: "scroll", tabindex: "0" }, el("table", {}, el("tbody", {}, ...Object.entries(answer.values).map(row)))),
-      ], { name: `${this.name}-step-${answer.step}`, code: `import json\nrows = [json.loads(line) for line in open(${JSON.stringify(this.name)})]\nstep = next(row for row in rows if row["step"] == ${answer.step})` }),
+      ], { name: `${this.name}-step-${answer.step}`, code: `${this.readCode()}\nstep = next(row for row in rows if row["step"] == ${answer.step})` }),
     );
   }
 
