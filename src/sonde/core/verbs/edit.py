@@ -305,6 +305,7 @@ def _plan_of(
         elif isinstance(new, Record):
             check_is_whole(new, pattern)
             kind, absent = "record", any(flag is not None for flag in (*new.taken, *new.counts))
+            new = jax.tree.map(lambda x: x, new)  # its arrays are made here, not anew under each trace that asks
         elif callable(new):
             kind = "function"
             function, arrays = without_arrays(new)
