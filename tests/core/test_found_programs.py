@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 from tests.core.checking import check_program
+from tests.core.editing import check_put_back
 from tests.core.programs import (
     Call,
     Cond,
@@ -336,3 +337,51 @@ def test_grad_around_a_while_loop_whose_only_effect_is_sow():
     np.testing.assert_allclose(gradient, 2 * A, rtol=1e-6)
     np.testing.assert_allclose(records["h"].value, np.sin(0.8 * A), rtol=1e-6)
     assert records["h"].counts == (3,)
+
+
+RECORDS_PUT_BACK = {
+    "branches with one path, of which a map runs both": (
+        Program((), (Grid((Cond((ONE_SITE, ONE_SITE), chosen_outside=True),), False),)),
+        ("value", False, False, A),
+    ),
+    "a value of which a part does not vary over the mesh": (
+        Program((), (Shard((Sow("s", "tree"),), psum=True),)),
+        ("value", True, False, A),
+    ),
+    "a rule that is traced in a loop": (
+        Program((), (Loop((CustomVjp(ONE_SITE, False),), 1, "map"),)),
+        ("gradient", True, False, B),
+    ),
+    "a model in a rule that is traced when the edit has ended": (
+        Program((), (CustomVjp((Model("twice"),), True),)),
+        ("gradient", True, True, C),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", RECORDS_PUT_BACK)
+def test_records_once_could_not_be_put_back(what):
+    program, how = RECORDS_PUT_BACK[what]
+    assert check_put_back(program, *how)
+
+
+def twice_or_once(x):
+    return lax.cond(x > 0, lambda x: sonde.sow(sonde.sow(x * 2, "s") * 3, "s"), lambda x: sonde.sow(x * 5, "s"), x)
+
+
+X = jnp.array([1.0, -2.0, 3.0])
+
+
+@pytest.mark.parametrize("call", range(4))
+def test_an_edit_of_one_call_means_the_same_whether_a_map_runs_both_branches(call):
+    jitted = jax.jit(twice_or_once)
+    f, edits = lambda x: jitted(x) + jitted(1 - x), {"s": sonde.Edit(lambda s: s - 7, calls=call)}
+    np.testing.assert_allclose(sonde.edit(jax.vmap(f), edits)(X), [sonde.edit(f, edits)(x) for x in X])
+
+
+def test_a_jitted_choice_that_a_map_runs_twice_is_recorded_as_two():
+    jitted = jax.jit(twice_or_once)
+    record = sonde.capture(jax.vmap(lambda x: jitted(x) + jitted(1 - x)))(X)[1]["s"]
+    np.testing.assert_allclose(record.values, [[2, -10, 6], [6, 0, 18], [0, 6, -10], [0, 18, 0]])
+    assert record.taken[0] is None
+    np.testing.assert_array_equal(record.taken[3], [False, True, False])

@@ -37,7 +37,7 @@ from sonde.core.marks.scopes import (
     scope_of_function,
     without_functions,
 )
-from sonde.core.marks.site import LEAF, Site, View
+from sonde.core.marks.site import LEAF, Site, View, exclude_each_other
 from sonde.core.marks.site_removal import without_sites
 from sonde.core.marks.site_search import first_site, sites_inside
 from sonde.core.modules.call_stack import CallStack, ModuleRequest, call_stacks, origin_for_copies

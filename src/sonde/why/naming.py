@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sonde import _jax
-from sonde.core import Site, View, path_under, row_path, sites_inside, starred
+from sonde.core import Site, View, exclude_each_other, path_under, row_path, sites_inside, starred
 from sonde.programs.flat import Level, Mark
 from sonde.why.walk import Birth, Scene, Step
 
@@ -185,7 +185,7 @@ def _occurrences(step: Step, mark: Mark) -> tuple[list[_Occurrence], list[_Occur
 
 def _is_other_branch(view: View, other: View) -> bool:
     """Whether two sites are in branches of one choice, of which only one counts."""
-    return any(a.choice is b.choice and a.branch != b.branch for a in view.gates for b in other.gates)
+    return exclude_each_other(view.gates, other.gates)
 
 
 def _all(marks: dict[int, list[Mark]]) -> Iterator[Mark]:

@@ -114,7 +114,7 @@ class Editing(Handler):
         del arrays, extras
         if not site.in_place or not view.is_value or not self.patterns:
             return
-        call = self.counts.next(path)
+        call = self.counts.next(path, view.gates)
         chosen = self.chosen(site, path)
         for step in self.plan.steps:
             if step.pattern in chosen and (step.calls in (None, TRACED) or call in step.calls):
@@ -132,7 +132,7 @@ class Editing(Handler):
         names = _jax.names_since(self._names_before)
         path, _ = self.starred(self.here(names) + site.path)
         self._within_here = self._within(names)
-        call = self._call(supply, path, site)
+        call = self._call(supply, path, site, view)
         where = self.where(site, path, view, call)
         chosen = self.chosen(site, path)
         answer: list[Any] = []
@@ -146,12 +146,12 @@ class Editing(Handler):
         types = supply.types([*map(_jax.typeof, arrays)], view)
         return [_jax.varying_over(x, _jax.varying_axes_of_type(t)) for x, t in zip(answer, types)]
 
-    def _call(self, supply: Supply, path: str, site: Site) -> int:
+    def _call(self, supply: Supply, path: str, site: Site, view: View) -> int:
         """The number of the call that asks; in a recomputation that of the call that is computed again."""
         if not self.counts.matter:
             return 0
         if supply.first is None:
-            call = self.counts.next(path)
+            call = self.counts.next(path, view.gates)
             if any(loop.length is None for loop in self.loops):  # of nothing else is there a recomputation
                 self.counts.first_calls.setdefault(supply, set()).add(call)
             return call

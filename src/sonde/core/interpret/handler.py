@@ -26,7 +26,7 @@ from sonde.core.marks.named_loops import Row, Within, rows_chosen, starred, unst
 from sonde.core.marks.operands import operands_of
 from sonde.core.marks.path import ByPath, Pattern, checked_name, matches, no_such_site
 from sonde.core.marks.primitive import bind_site, site_p
-from sonde.core.marks.scopes import LoopName, RowsName, path_under, prefix_under
+from sonde.core.marks.scopes import ChoiceName, LoopName, RowsName, path_under, prefix_under
 from sonde.core.marks.site import Site, View, naming
 from sonde.core.session.state import CaptureState
 
@@ -45,6 +45,8 @@ class Handler:
         loops: The loops around the handler, outermost first: those that have a name, and if it `knows_loops` all.
         loop_name: The path of a scope around the handler that names the next loop inside.
         within: The rows of named loops for which the code runs; see `scopes.RowsName`.
+        choices: The choices, between branches that all run (`site.Gate`), in whose branches the program is.
+        runs_of_choices: How many times the programs with each choice ran; a handler and its children share it.
         mesh_axes: The name and the size of each axis of the meshes around it that the code runs along, outermost first.
         values: What it needs at sites: a pytree of arrays and anything else. The rules make the arrays operands of
             what they bind, because a program that is kept may not close over the arrays of one run.
@@ -78,6 +80,8 @@ class Handler:
         self.items: list[Item | Bundle] = []
         self.met = SeenSites()
         self.counts = CallCounts()
+        self.runs_of_choices: dict[object, int] = {}
+        self.choices: frozenset[object] = frozenset()
         self.loops: tuple[Loop, ...] = ()
         self.loop_name: str | None = None
         self.within: tuple[Within, ...] = ()
@@ -141,6 +145,8 @@ class Handler:
         if loop is not None and (loop.path is not None or self.knows_loops):
             inner.loops = (*self.loops, loop)
         inner.within = self._within(names)
+        if ChoiceName in map(type, names):
+            inner.choices = self.choices.union(name.choice for name in names if isinstance(name, ChoiceName))
         return inner
 
     def _within(self, names: tuple[Any, ...]) -> tuple[Within, ...]:
@@ -184,15 +190,20 @@ class Handler:
 
     def carried(self) -> list[Any]:
         """The traced values that the handler holds: functions that are traced later must get them again."""
-        return [x for x in jax.tree.leaves((self._base, self.values)) if _is_carried(x)]
+        return [x for x in jax.tree.leaves(self._held) if _is_carried(x)]
 
     def carrying(self, carried: Sequence[Any]) -> Self:
         """A handler with these in place of what `carried` returned."""
         inner, remaining = copy.copy(self), iter(carried)
-        inner._base, inner.values = jax.tree.map(
-            lambda x: next(remaining) if _is_carried(x) else x, (self._base, self.values)
+        inner._base, inner.values, indices = jax.tree.map(
+            lambda x: next(remaining) if _is_carried(x) else x, self._held
         )
+        inner.loops = tuple([dataclasses.replace(loop, index=index) for loop, index in zip(self.loops, indices)])
         return inner
+
+    @property
+    def _held(self) -> tuple[Any, Any, list[Any]]:
+        return self._base, self.values, [loop.index for loop in self.loops]
 
     def arrays(self) -> list[Any]:
         """The arrays that rewritten programs take as inputs, so that they can be kept for other numbers."""

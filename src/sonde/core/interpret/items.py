@@ -168,6 +168,16 @@ def in_new_loops(specs: Iterable[Item]) -> list[Item]:
     return result
 
 
+def in_new_choices(specs: Iterable[Item], choices: frozenset[object]) -> list[Item]:
+    """The specs of another run of the same program: these choices are replaced by new ones."""
+    fresh = {choice: object() for choice in choices}
+    result = []
+    for spec in specs:
+        gates = [dataclasses.replace(g, choice=fresh.get(g.choice, g.choice)) for g in spec.view.gates]
+        result.append(dataclasses.replace(spec, view=spec.view.replace(gates=frozenset(gates))) if gates else spec)
+    return result
+
+
 def firsts(keys: Iterable[Hashable]) -> tuple[list[int], list[int]]:
     """The positions at which keys appear for the first time, and for each key its number among those."""
     first: dict[Hashable, int] = {}

@@ -14,7 +14,16 @@ from typing import Any
 from sonde import _jax
 from sonde.core.interpret.call_tokens import knowable_outputs, known_outputs
 from sonde.core.interpret.handler import Handler
-from sonde.core.interpret.items import Bundle, Item, build_items, firsts, flat_arrays, flat_specs, in_new_loops
+from sonde.core.interpret.items import (
+    Bundle,
+    Item,
+    build_items,
+    firsts,
+    flat_arrays,
+    flat_specs,
+    in_new_choices,
+    in_new_loops,
+)
 from sonde.core.interpret.seen_sites import SeenSites
 from sonde.core.interpret.trace import run_under
 from sonde.core.interpret.where import Loop
@@ -79,6 +88,7 @@ class Rewritten:
         consts: Values for the first inputs.
         n_outs: How many of the outputs are those of the program; the arrays of `specs` follow.
         n_arrays: How many of the inputs after `consts` are the arrays of the handler.
+        choices: The choices, between branches that all run, that led to what was recorded.
         takes_base: Whether the input after them is the token to start from.
         span: How many tokens it uses.
         cache: For results that depend on it alone.
@@ -95,6 +105,7 @@ class Rewritten:
     cache: dict[Any, Any] = dataclasses.field(default_factory=dict)
     meter: Meter = dataclasses.field(default_factory=Meter)
     n_arrays: int = 0
+    choices: frozenset[object] = frozenset()
 
     def inputs(self, handler: Handler) -> list[Any]:
         """The values that this call needs in front of the old inputs."""
@@ -127,6 +138,14 @@ class Rewritten:
     def _tokens(self) -> list[bool]:
         """For each output, whether it is the token of an item."""
         return [False] * self.n_outs + [name == "token" for spec in self.specs for name in spec.names]
+
+    def in_run(self, run: int, choices: frozenset[object]) -> Rewritten:
+        """The same for a later run in one capture: the branches of these choices are not those of an earlier run."""
+        key = "run", run, choices
+        if run and key not in self.cache:
+            specs = in_new_choices(self.specs, choices)
+            self.cache[key] = dataclasses.replace(self, specs=specs, choices=_choices_of(specs))
+        return self.cache[key] if run else self
 
     @property
     def n_extra(self) -> int:
@@ -189,7 +208,6 @@ def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = (), *, loop: Lo
     key = (*depends_on, gradients_wanted, capture_state(), *map(str, steps))
     rewritten = None if kept_programs is None else kept_programs.get(key)
     if rewritten is None:
-        before = handler.counts.mark()
         rewritten = _by_moving(jaxpr, handler, prefix) if handler.records_only and not handler.passes_on else None
         if rewritten is None:
             rewritten = _by_running(jaxpr, handler, prefix, steps)
@@ -197,11 +215,17 @@ def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = (), *, loop: Lo
         if kept_programs is not None and not any(isinstance(c, _jax.Tracer) for c in rewritten.consts):
             rewritten.meter.bytes += Meter.TRACED * len(_jax.open_jaxpr(rewritten.jaxpr).eqns)
             kept_programs.keep(key, rewritten, rewritten.meter)
-            rewritten.cache["calls"] = handler.counts.since(before)
+            rewritten.cache["calls"] = handler.counts.after()
     else:
         handler.counts.repeat(rewritten.cache["calls"])
         if handler.tells_loops_apart:
             rewritten = dataclasses.replace(rewritten, specs=in_new_loops(rewritten.specs))
+    handler.counts.leave(handler.choices)
+    inside = rewritten.choices - handler.choices
+    if inside:
+        run = max(handler.runs_of_choices.get(choice, 0) for choice in inside)
+        handler.runs_of_choices.update(dict.fromkeys(inside, run + 1))
+        rewritten = rewritten.in_run(run, inside)
     handler.met.update(rewritten.met)
     return rewritten
 
@@ -226,7 +250,11 @@ def _by_running(jaxpr: Any, handler: Handler, prefix: str, steps: Sequence[Any])
     array_types = [*map(_jax.typeof, arrays)]
     traced, consts = _jax.trace_to_jaxpr(run, [*array_types, *[TOKEN_TYPE] * takes_base, *types, *steps])
     n_outs, specs, span, sites_met = results
-    return Rewritten(traced, consts, n_outs, specs, takes_base, span, sites_met, n_arrays=n)
+    return Rewritten(traced, consts, n_outs, specs, takes_base, span, sites_met, n_arrays=n, choices=_choices_of(specs))
+
+
+def _choices_of(specs: Sequence[Item]) -> frozenset[object]:
+    return frozenset(gate.choice for spec in specs for gate in spec.view.gates)
 
 
 def _by_moving(jaxpr: Any, handler: Handler, prefix: str) -> Rewritten | None:

@@ -1,20 +1,25 @@
 """What a handler has met: which sites, and how many times each ran, because an edit may apply to the third call only.
 
 What is met inside a program that is rewritten once and used again is kept with the program (`SeenSites.alone`,
-`CallCounts.since`), and is noted once more with every use.
+`CallCounts.after`), and is noted once more with every use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
 from sonde.core.marks.path import Pattern
-from sonde.core.marks.site import Site
+from sonde.core.marks.site import Gates, Site, exclude_each_other
+
+Counts = dict[str, dict[Gates, int]]
 
 
 class CallCounts:
     """The number of calls so far, by path. A handler and all its children share one.
+
+    Under `vmap` all branches of a choice run, one after the other. Sites of two branches do not count each other, so
+    the calls of a path are kept apart by the gates under which they ran.
 
     Attributes:
         matter: Whether what is done at sites depends on the calls, so that a program that was rewritten for one number
@@ -27,53 +32,79 @@ class CallCounts:
         self.matter = False
         self.replaced: dict[Hashable, set[int]] = {}
         self.first_calls: dict[Hashable, set[int]] = {}
-        self._calls: dict[str, int] = {}
+        self._calls: Counts = {}
+        self._gated: set[str] = set()  # the paths that may have calls under gates
 
-    def next(self, path: str) -> int:
-        """The number of the call that runs now, from 0."""
-        number = self._calls.get(path, 0)
-        self._calls[path] = number + 1
+    def next(self, path: str, gates: Gates = frozenset()) -> int:
+        """The number of the call that runs now, from 0, in the branches that these gates stand for."""
+        calls = self._calls.get(path, {})
+        if gates:
+            self._gated.add(path)
+        if path in self._gated:
+            calls = _with_open(frozenset(gate.choice for gate in gates), calls)
+        number = max((n for before, n in calls.items() if not exclude_each_other(before, gates)), default=0)
+        self._calls[path] = {**calls, gates: number + 1}
         return number
 
-    def items(self) -> Iterable[tuple[str, int]]:
+    def items(self) -> Iterator[tuple[str, int]]:
         """Every path, and how many times it ran."""
-        return self._calls.items()
+        return ((path, max(calls.values())) for path, calls in self._calls.items())
 
-    def mark(self) -> dict[str, int]:
+    def mark(self) -> Counts:
         """The current counts, to return to before the next branch of a `cond` or another run of a rule."""
         return dict(self._calls)
 
-    def return_to(self, mark: dict[str, int]) -> None:
+    def return_to(self, mark: Counts) -> None:
         """Continues from a mark."""
         self._calls.clear()
         self._calls.update(mark)
 
-    def join(self, marks: Iterable[dict[str, int]]) -> None:
+    def join(self, marks: Iterable[Counts]) -> None:
         """After branches that ended at these marks: a site counts as often as in the branch that ran it most often."""
         for mark in marks:
-            for path, count in mark.items():
-                self._calls[path] = max(count, self._calls.get(path, 0))
+            for path, calls in mark.items():
+                joined = dict(self._calls.get(path, {}))
+                for gates, n in calls.items():
+                    joined[gates] = max(n, joined.get(gates, 0))
+                self._calls[path] = joined
+
+    def leave(self, open_choices: frozenset[object]) -> None:
+        """After choices: only these are still open. The calls in branches of others count for all that follows."""
+        for path in self._gated:
+            if path in self._calls:
+                self._calls[path] = _with_open(open_choices, self._calls[path])
 
     # -- for programs that are rewritten once and used again -----------------------------------------------------------
 
     @property
     def key(self) -> Hashable:
         """What rewriting depends on; None if it does not depend on the calls."""
-        return (tuple(sorted(self._calls.items())), _frozen(self.first_calls)) if self.matter else None
+        if not self.matter:
+            return None
+        calls = frozenset((path, frozenset(calls.items())) for path, calls in self._calls.items())
+        return calls, _frozen(self.first_calls)
 
-    def since(self, mark: dict[str, int]) -> Any:
-        """What rewriting a program has changed since a mark."""
-        more = {path: n - mark.get(path, 0) for path, n in self._calls.items()} if self.matter else {}
-        return more, _frozen(self.replaced), _frozen(self.first_calls)
+    def after(self) -> Any:
+        """What is known when a program has been rewritten."""
+        return self.mark() if self.matter else None, _frozen(self.replaced), _frozen(self.first_calls)
 
-    def repeat(self, since: Any) -> None:
-        """Makes the changes that `since` returned once more, for another use of the program."""
-        more, *tables = since
-        for path, n in more.items():
-            self._calls[path] = self._calls.get(path, 0) + n
+    def repeat(self, after: Any) -> None:
+        """Makes what `after` returned known once more, for another use of the program with an equal `key` before it."""
+        mark, *tables = after
+        if mark is not None:
+            self.return_to(mark)
         for own, table in zip((self.replaced, self.first_calls), tables):
             for key, numbers in table:
                 own.setdefault(key, set()).update(numbers)
+
+
+def _with_open(open_choices: frozenset[object], calls: dict[Gates, int]) -> dict[Gates, int]:
+    """The calls of a path, with the gates of choices that are open alone."""
+    remaining: dict[Gates, int] = {}
+    for gates, n in calls.items():
+        still_open = frozenset(gate for gate in gates if gate.choice in open_choices)
+        remaining[still_open] = max(n, remaining.get(still_open, 0))
+    return remaining
 
 
 def _frozen(numbers: dict[Hashable, set[int]]) -> frozenset[tuple[Hashable, frozenset[int]]]:

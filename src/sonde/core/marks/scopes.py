@@ -68,6 +68,23 @@ class RowsName(ScopeName):
     rows: frozenset[tuple[int, ...]] | None = None
 
 
+class ChoiceName(str):
+    """The scope of the branches of a choice that all run (`Gate`). It is no part of paths.
+
+    Attributes:
+        choice: The choice.
+    """
+
+    choice: object
+
+    @classmethod
+    def of(cls, choice: object) -> ChoiceName:
+        """The name for a choice."""
+        name = cls("branches")
+        name.choice = choice
+        return name
+
+
 _ONLY_SCOPES = frozenset([ScopeName])
 
 

@@ -178,6 +178,14 @@ class Gate:
     branches: int
 
 
+Gates = frozenset[Gate]
+
+
+def exclude_each_other(gates: Gates, others: Gates) -> bool:
+    """Whether sites with these gates are in different branches of one choice."""
+    return any(a.choice is b.choice and a.branch != b.branch for a in gates for b in others)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class View:
     """Which part of a site an equation holds: its value or a gradient, and with which axes.
@@ -207,7 +215,7 @@ class View:
     axes: tuple[Axis, ...] = ()
     role: Literal["site", "supply", "mark", "look"] = "site"
     anchored: int = 0
-    gates: frozenset[Gate] = frozenset()
+    gates: Gates = frozenset()
     whiles: tuple[object, ...] = ()
     rows: tuple[tuple[int, ...], ...] | None = None
     reached: frozenset[int] | None = dataclasses.field(default=None, compare=False)

@@ -19,6 +19,8 @@ module it closes over) is kept with it, and compared at the next call: if it dif
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -34,7 +36,8 @@ from sonde.core.modules.index import (
 )
 from sonde.core.modules.places import Move, Place, Segment, UnregisteredInside, depth_of, join
 from sonde.core.modules.roots import find_roots
-from sonde.core.session.session import SESSIONS, Session, captures_run
+from sonde.core.session.session import SESSIONS, Session, captures_run, with_capture_state
+from sonde.core.session.state import CaptureState, capture_state
 
 
 class CallStack:
@@ -268,6 +271,13 @@ class CallStack:
         """Starts a segment here."""
         self.segments.append(Segment(list(known_modules), n_names, _jax.open_names(), description))
 
+    def copy(self, held: Callable[[Any], Any]) -> CallStack:
+        """The same as it is now, with what `held` makes of each module, and without the values of the program."""
+        copied = copy.copy(self)
+        copied.segments = [segment.copy(held) for segment in self.segments]
+        copied.handler, copied._roots, copied._trees = None, [], ()
+        return copied
+
     def still(self, key: Any, ref: Any, values: Callable[[], Sequence[Any] | None]) -> Any:
         """What a segment that starts here would find for something that an earlier one used.
 
@@ -357,6 +367,43 @@ def call_stacks() -> list[CallStack]:
     """
     session = SESSIONS.current()
     return [] if session is None else [run.call_stack or _begun_late(run) for run in session.runs]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CalledFrom:
+    """Where a function is called that may be traced when the captures have ended.
+
+    JAX keeps it as long as the program, so it refers weakly to the captures and to modules.
+
+    Attributes:
+        state: What the captures want.
+        runs: The sessions of the captures.
+        stacks: Their call stacks, as they are at the call.
+        names: The names that are open around the call.
+    """
+
+    state: CaptureState | None
+    runs: list[weakref.ref[Session]]
+    stacks: list[CallStack]
+    names: Any
+
+    @classmethod
+    def now(cls) -> CalledFrom:
+        """A call that is made now."""
+        session = SESSIONS.current()
+        runs = () if session is None else session.runs
+        knows_modules = any(run.call_stack is not None for run in runs)
+        stacks = [stack.copy(weakref.ref) for stack in call_stacks()] if knows_modules else []
+        return cls(capture_state(), [*map(weakref.ref, runs)], stacks, _jax.open_names())
+
+    def again(self) -> contextlib.AbstractContextManager[Any]:
+        """A block in which the function runs: where the captures have ended, in the calls of modules of then."""
+        if not any((run := ref()) is None or run.has_ended for ref in self.runs):
+            return with_capture_state(self.state)
+        stacks = [stack.copy(lambda ref: ref()) for stack in self.stacks]
+        for stack in stacks:
+            stack.segments.append(Segment([], _jax.count_open_names(), self.names))
+        return with_capture_state(self.state, stacks)
 
 
 def _begun_late(session: Session) -> CallStack:

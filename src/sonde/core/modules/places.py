@@ -96,6 +96,12 @@ class UnregisteredModules:
         self._known.append((ref, caller, name))
         return name
 
+    def copy(self) -> UnregisteredModules:
+        """The same, to which other names can be added."""
+        copied = UnregisteredModules()
+        copied._known = list(self._known)
+        return copied
+
     def forget(self, inner: UnregisteredInside) -> None:
         """Takes a name back."""
         self._known = [entry for entry in self._known if entry[0]() is not inner]
@@ -178,6 +184,22 @@ class Segment:
     unregistered: UnregisteredModules = dataclasses.field(default_factory=UnregisteredModules)
     inner_unregistered: dict[str, UnregisteredInside] = dataclasses.field(default_factory=dict)
     copies: dict[int, tuple[weakref.ref[Any], Place]] = dataclasses.field(default_factory=dict)
+
+    def copy(self, held: Callable[[Any], Any]) -> Segment:
+        """The same, as it is now, with what `held` makes of each module."""
+        return dataclasses.replace(
+            self,
+            known_modules=[(place, held(module)) for place, module in self.known_modules],
+            frames=[
+                dataclasses.replace(frame, module=held(frame.module), unregistered=frame.unregistered.copy())
+                for frame in self.frames
+            ],
+            used={},
+            notes=[],
+            unregistered=self.unregistered.copy(),
+            inner_unregistered=dict(self.inner_unregistered),
+            copies=dict(self.copies),
+        )
 
     def find(self, module: Any) -> Place | None:
         """The place of a module, by identity."""

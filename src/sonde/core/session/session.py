@@ -14,7 +14,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from sonde import _jax
@@ -201,23 +201,35 @@ def has_outlived_capture() -> bool:
     return starter is None or starter.has_ended
 
 
-def with_capture_state(value: CaptureState | None) -> contextlib.AbstractContextManager[Any]:
+def with_capture_state(
+    value: CaptureState | None, stacks: Sequence[CallStack] = ()
+) -> contextlib.AbstractContextManager[Any]:
     """A block in which captures want something else, or nothing. Scopes left open inside are closed.
 
-    If they want nothing, no scope is opened, and no session.
+    If they want nothing, no scope is opened, and no session. If captures that have ended want it, `stacks` are the
+    calls of modules that were open for each.
     """
-    return block_with_state(value) if value is None else _SessionWith(value)
+    return block_with_state(value) if value is None else _SessionWith(value, stacks=stacks)
 
 
 class _SessionWith(Session):
     """A block in which captures want something else; code that it calls runs under the same trace."""
 
-    def __init__(self, wanted: CaptureState, started_in: weakref.ref[Session] | None = None) -> None:
+    def __init__(
+        self,
+        wanted: CaptureState,
+        started_in: weakref.ref[Session] | None = None,
+        stacks: Sequence[CallStack] = (),
+    ) -> None:
         super().__init__(started_in=started_in)
-        self._wanted = wanted
+        self._wanted, self._stacks = wanted, stacks
 
     def __enter__(self) -> Self:
         super().__enter__()
+        if self._stacks:
+            self.runs = tuple(Session(stack.handler) for stack in self._stacks)
+            for run, stack in zip(self.runs, self._stacks):
+                run.call_stack = stack
         self.begin(self._wanted, _jax.current_trace(), sys._getframe(1))
         return self
 

@@ -164,7 +164,7 @@ class _Labelling(Handler):
         if not view.is_value or view.role != "site" or not self.sees(site):
             return outs
         path, _ = self.starred(self.here() + site.path)
-        key = path, self.counts.next(path)
+        key = path, self.counts.next(path, view.gates)
         roles = [role for role, keys in self.labels.items() if key in keys]
         if roles:
             not_differentiated(self.where(site, path, view, key[1]), "attribute_edges")

@@ -27,6 +27,7 @@ from sonde.core.interpret.trace import RULES, SiteTrace
 from sonde.core.marks.batch_like import along, returns_selectable, selectable
 from sonde.core.marks.operands import TOKEN_TYPE, operands_of
 from sonde.core.marks.primitive import bind_site
+from sonde.core.marks.scopes import ChoiceName
 from sonde.core.marks.site import Gate, Site, View
 from sonde.core.marks.site_search import has_sites
 from sonde.core.session.session import with_capture_state
@@ -225,9 +226,9 @@ def _gated(branch: Any, gate: Gate, gate_type: Any) -> Any:
     )
 
 
-def _gates(axis_data: Any, args: Any, dims: Any, branches: Any) -> tuple[Any, Any, Any]:
+def _gates(choice: object, axis_data: Any, args: Any, dims: Any, branches: Any) -> tuple[Any, Any, Any]:
     """The operands of a cond, where they are mapped, and its branches: with a gate for the sites of each."""
-    n, choice = len(branches), object()
+    n = len(branches)
     with with_capture_state(None):  # `jax.numpy` may be marked
         index = jnp.clip(args[0], 0, n - 1)
         gates = [index == i for i in range(n)]
@@ -251,7 +252,13 @@ def _gating_batcher(plain: Any) -> Any:
         if any(map(has_sites, branches)):
             args, dims, branches = mapped_alike(axis_data, args, dims, branches)
             if dims[0] is not None:
-                args, dims, branches = _gates(axis_data, args, dims, branches)
+                choice = object()
+                args, dims, branches = _gates(choice, axis_data, args, dims, branches)
+                with _jax.open_name(ChoiceName.of(choice)):
+                    return selected(axis_data, args, dims, branches, params)
+        return selected(axis_data, args, dims, branches, params)
+
+    def selected(axis_data: Any, args: Any, dims: Any, branches: Any, params: dict[str, Any]) -> Any:
         if dims[0] is None or not any(map(returns_selectable, branches)):
             return plain(axis_data, args, dims, branches=branches, **params)
         # JAX selects among the outputs of the branches, with a predicate that is not laid out over the mesh.

@@ -23,8 +23,7 @@ from sonde.core.interpret.handler import Handler
 from sonde.core.interpret.items import Item, build_items, expand, flat_arrays
 from sonde.core.interpret.rebinding import Rebinding
 from sonde.core.interpret.trace import CUSTOM_RULES, SiteTrace, run_under
-from sonde.core.session.session import with_capture_state
-from sonde.core.session.state import capture_state
+from sonde.core.modules.call_stack import CalledFrom
 from sonde.errors import CaptureError
 
 
@@ -37,7 +36,7 @@ class _Recorded:
         self.carried = handler.carried()
         self.carried_types = [*map(_jax.typeof, self.carried)]
         self.n = len(self.carried)
-        self.state = capture_state()
+        self.called_from = CalledFrom.now()
         self.calls = handler.counts.mark()
         self.prefix, self.inside = handler.prefix_here(), handler.entering()
         self.n_outs: int | None = None
@@ -60,7 +59,7 @@ class _Recorded:
         self.handler.counts.return_to(self.calls)
         base = self.handler.carrying(carried).allot(1)
         child = self.inside.carrying(carried).child(base=base, prefix=self.prefix)
-        with with_capture_state(self.state):
+        with self.called_from.again():
             outs = run_under(child, _jax.call_beside if beside else _jax.call_again, wrapped, *args)
         self.handler.met.update(child.met)
         self.handler.skip(child.span)
