@@ -309,7 +309,13 @@ def jax_can_run(program: Program, look: int, x: Any, *, rtol: float = 1e-2) -> b
 
 
 def is_refused(error: Exception, program: Program) -> bool:
-    """Whether an error says what a capture cannot do: with this flag JAX runs some functions twice."""
+    """Whether an error says what cannot be done.
+
+    With one flag JAX runs some functions twice. And it refuses meshes of two and of four devices in one program, where
+    it does not leave out the part with one of them; but not if that has a site.
+    """
+    if "incompatible devices for jitted computation" in str(error) and "Shard(" in repr(program):
+        return True
     recomputed = "jax_remat3" in program.upgrades and "with jax_remat3, which runs it twice" in str(error)
     return recomputed and isinstance(error, sonde.errors.CaptureError)
 

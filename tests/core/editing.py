@@ -262,7 +262,7 @@ def check_put_back(program: Program, form: str, inside: bool, jitted: bool, x: A
         with putting_back():
             want = jax.jit(wrap(put_back_by_hand(program, recs)))(x)
         with program.surroundings():
-            wrap(program.make())(x)
+            unedited = wrap(program.make())(x)
     except Exception:  # more than JAX can do
         return False
     f = jax.jit(program.make()) if jitted else program.make()
@@ -279,6 +279,11 @@ def check_put_back(program: Program, form: str, inside: bool, jitted: bool, x: A
         except sonde.errors.CaptureError as error:
             if not is_refused(error, program):
                 raise
+            return False
+    if not np.allclose(got, want, **TOLERANCE):
+        # Second derivatives of some functions with rules in a scan differ from those by hand, unedited too.
+        unedited_by_hand = jax.jit(wrap(lambda y: program.by_hand(y)[0]))(x)
+        if not np.allclose(unedited, unedited_by_hand, rtol=1e-5, atol=1e-6):
             return False
     np.testing.assert_allclose(got, want, **TOLERANCE)
     return True

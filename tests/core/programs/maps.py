@@ -217,7 +217,7 @@ class Shard(Node):
             if self.replicated_site is not None:
                 y = y + 0.3 * sown(same * 2, self.replicated_site)
             y = run(self.body, y, inner)
-            return lax.psum(y, axes) if self.psum else jnp.expand_dims(y, own)
+            return lax.psum(y, axes) if self.psum else jnp.expand_dims(y, range(len(axes)))
 
         spec = PartitionSpec(*axes)
         out_spec = PartitionSpec() if self.psum else spec
