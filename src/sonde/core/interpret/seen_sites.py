@@ -93,6 +93,7 @@ class CallCounts:
         mark, *tables = after
         if mark is not None:
             self.return_to(mark)
+            self._gated.update(path for path, calls in mark.items() if any(calls))
         for own, table in zip((self.replaced, self.first_calls), tables):
             for key, numbers in table:
                 own.setdefault(key, set()).update(numbers)
