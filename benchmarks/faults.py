@@ -1,9 +1,10 @@
-"""Faults planted in programs of other packages: what Sonde, `jax_debug_nans`, `checkify` and Equinox say of each.
+"""Faults in programs of other packages: what Sonde, `jax_debug_nans`, `checkify` and Equinox say of each.
 
-The programs are those of `tests/why/package_programs.py`, as many as are installed: solvers, samplers, optimizers,
-networks, simulators. In each of them one line makes a NaN or an Inf, in four ways. A tool has named the fault if it
-names the planted line and the operation. Each program has a process of its own, in which every tool runs once, on a
-function that is made anew; `run` is the time in which the program itself is compiled and run.
+The programs are those of `tests/why/package_programs.py`, in each of which one line makes a NaN or an Inf, in two ways;
+and those of `tests/why/package_misuses.py`, as many as are installed: solvers, samplers, optimizers, networks,
+simulators. A tool has named a fault if it names the line and the operation. Each package has a process of its own, in
+which every tool runs once, on a function that is made anew. Times are CPU time, which other work on the machine changes
+little; `run` is that of compiling and running the program itself.
 
     python benchmarks/faults.py --jobs 2 --page docs/concepts/planted-faults.md
 """
@@ -12,50 +13,79 @@ from __future__ import annotations
 
 import argparse
 import collections
+import dataclasses
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ("sonde", "jax_debug_nans", "checkify", "eqx.debug")
 NAMED, LINE, FOUND, DOUBT, WRONG, MISSED, FAILED = "named", "line", "found", "doubt", "wrong", "missed", "failed"
-_MOST_SECONDS = 540
+_MOST_SECONDS = 1500
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
-def with_sonde(f: Callable[..., Any], args: Sequence[Any], line: str, kind: str) -> tuple[str, str]:
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """A program with a fault, and what is right.
+
+    Attributes:
+        name: The program and what is wrong with it.
+        make: Makes the function and its arguments.
+        operations: The operation, by the names that versions of JAX have for it.
+        has_line: Whether a line of a file is the one.
+    """
+
+    name: str
+    make: Callable[[], tuple[Callable[..., Any], Sequence[Any]]]
+    operations: Sequence[str]
+    has_line: Callable[[str, int], bool]
+
+    def judge(self, error: BaseException, words: Sequence[str]) -> tuple[str, str]:
+        """What an exception says, if one of these words in it names the operation."""
+        text = "".join(traceback.format_exception(error))
+        has_line = any(self.has_line(file, int(line)) for file, line in _FRAME.findall(text))
+        named = has_line and any(word in str(error) for word in words)
+        return (NAMED if named else LINE if has_line else FOUND), (str(error).splitlines() or [""])[0]
+
+
+def with_sonde(f: Callable[..., Any], args: Sequence[Any], fault: Fault) -> tuple[str, str]:
     """What `first_nonfinite` says."""
     import sonde
 
-    found = sonde.first_nonfinite(f, discarded=True)(*args)
-    if found is None:
+    answer = sonde.first_nonfinite(f, discarded=True)(*args)
+    if answer is None:
         return MISSED, ""
-    text = str(found).partition("\n")[0]
-    if (found.source, found.operation) == (line, kind):
+    text = str(answer).partition("\n")[0]
+    file, _, line = answer.source.rpartition(":")
+    if answer.operation in fault.operations and fault.has_line(file, int(line or 0)):
         return NAMED, text
-    return DOUBT if found.doubt else WRONG, text
+    return DOUBT if answer.doubt else WRONG, text
 
 
-def with_debug_nans(f: Callable[..., Any], args: Sequence[Any], line: str, kind: str) -> tuple[str, str]:
-    """What JAX says with its setting for NaN, and for Inf where the fault makes an Inf."""
+def with_debug_nans(f: Callable[..., Any], args: Sequence[Any], fault: Fault) -> tuple[str, str]:
+    """What JAX says with its setting for NaN and, if that finds nothing, with that for Inf too."""
     import jax
 
-    with jax.debug_nans(True), jax.debug_infs(kind == "exp"):
-        try:
-            jax.block_until_ready(f(*args))
-        except FloatingPointError as error:
-            return _judged(error, line, f"encountered in {kind}")
+    for infs in (False, True):
+        with jax.debug_nans(True), jax.debug_infs(infs):
+            try:
+                jax.block_until_ready(f(*args))
+            except FloatingPointError as error:
+                return fault.judge(error, [f"encountered in {name}" for name in fault.operations])
     return MISSED, ""
 
 
-def with_checkify(f: Callable[..., Any], args: Sequence[Any], line: str, kind: str) -> tuple[str, str]:
+def with_checkify(f: Callable[..., Any], args: Sequence[Any], fault: Fault) -> tuple[str, str]:
     """What `checkify` with checks of floats says."""
     from jax.experimental import checkify
 
@@ -63,12 +93,12 @@ def with_checkify(f: Callable[..., Any], args: Sequence[Any], line: str, kind: s
     try:
         error.throw()
     except Exception as thrown:
-        is_division = kind == "div" and "division by zero" in str(thrown)
-        return _judged(thrown, line, "division by zero" if is_division else f"primitive: {kind}.")
+        divisions = ["division by zero"] if "div" in fault.operations else []
+        return fault.judge(thrown, [*divisions, *(f"primitive: {name}." for name in fault.operations)])
     return MISSED, ""
 
 
-def with_equinox(f: Callable[..., Any], args: Sequence[Any], line: str, kind: str) -> tuple[str, str]:
+def with_equinox(f: Callable[..., Any], args: Sequence[Any], fault: Fault) -> tuple[str, str]:
     """What `equinox.debug.backward_nan` says that is put at the arguments: it knows gradients alone, and no line."""
     import equinox as eqx
     import jax
@@ -82,41 +112,60 @@ def with_equinox(f: Callable[..., Any], args: Sequence[Any], line: str, kind: st
     try:
         jax.block_until_ready(jax.grad(loss, allow_int=True)(*args))
     except Exception as error:
-        return (_judged(error, line, kind)) if "NaN" in str(error) or "nan" in str(error) else (FAILED, str(error)[:80])
+        return fault.judge(error, fault.operations) if "nan" in str(error).lower() else (FAILED, str(error)[:80])
     return MISSED, ""
 
 
-def _judged(error: BaseException, line: str, words: str) -> tuple[str, str]:
-    text = "".join(traceback.format_exception(error))
-    file, _, number = line.rpartition(":")
-    has_line = f'File "{file}", line {number}' in text
-    named = has_line and words in str(error)
-    return (NAMED if named else LINE if has_line else FOUND), str(error).splitlines()[0]
-
-
-def try_program(name: str) -> None:
-    """Plants every fault in one program, and prints what the tools say, as lines of JSON."""
-    warnings.simplefilter("ignore")
-    import jax
+def faults_of(package: str) -> Iterator[Fault]:
+    """The faults in the programs of a package."""
+    from tests.why.package_misuses import MISUSES
     from tests.why.package_programs import FAULTS, PROGRAMS, planted_line
 
+    for number, (name, make) in enumerate(PROGRAMS.items()):
+        if name.partition("_")[0] == package:
+            for kind in [*FAULTS][number % 2 :: 2]:
+                file, _, line = planted_line(kind).rpartition(":")
+                own_line = lambda f, n, file=file, line=line: (f, n) == (file, int(line))
+                yield Fault(f"{name} {kind}", lambda make=make, kind=kind: make(FAULTS[kind]), (kind,), own_line)
+    for name, misuse in MISUSES.items():
+        if name.partition("_")[0] == package:
+            yield Fault(name, misuse.make, misuse.operations, misuse.has_line)
+
+
+def packages() -> list[str]:
+    """All packages that have programs."""
+    from tests.why.package_misuses import MISUSES
+    from tests.why.package_programs import PROGRAMS
+
+    return list(dict.fromkeys(name.partition("_")[0] for name in (*PROGRAMS, *MISUSES)))
+
+
+def try_package(package: str) -> None:
+    """Tries every fault in the programs of one package, and prints what the tools say, as lines of JSON."""
+    warnings.simplefilter("ignore")
+    import jax
+
     runs = dict(zip(TOOLS, (with_sonde, with_debug_nans, with_checkify, with_equinox)))
-    f, args = PROGRAMS[name](lambda x: x)
-    jax.block_until_ready(f(*args))  # a package that does not run with this JAX is left out
-    for kind, fault in FAULTS.items():
-        row: dict[str, Any] = {"program": name, "kind": kind}
+    for fault in faults_of(package):
+        try:
+            fault.make()
+        except Exception as error:  # a package that does not run with this JAX is left out
+            print(f"{fault.name}: {type(error).__name__}: {error}", file=sys.stderr)
+            continue
+        row: dict[str, Any] = {"package": package, "fault": fault.name}
         for tool in ("run", *TOOLS):
-            f, args = PROGRAMS[name](fault)
-            started = time.perf_counter()
+            f, args = fault.make()
+            jax.clear_caches()
+            started = time.process_time()
             try:
                 if tool == "run":
                     verdict, text = NAMED, ""
                     jax.block_until_ready(f(*args))
                 else:
-                    verdict, text = runs[tool](f, args, planted_line(kind), kind)
+                    verdict, text = runs[tool](f, args, fault)
             except Exception as error:
                 verdict, text = FAILED, f"{type(error).__name__}: {str(error)[:120]}"
-            row[tool] = [verdict, text, time.perf_counter() - started]
+            row[tool] = [verdict, text, time.process_time() - started]
         print(json.dumps(row), flush=True)
 
 
@@ -126,7 +175,7 @@ def rows_of(names: Sequence[str], jobs: int, file: Path | None) -> list[dict[str
     if file is not None and file.exists():
         rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     running: dict[str, subprocess.Popen[str]] = {}
-    waiting = [name for name in names if not any(row["program"] == name for row in rows)]
+    waiting = [name for name in names if not any(row["package"] == name for row in rows)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     while waiting or running:
         while waiting and len(running) < jobs:
@@ -153,19 +202,22 @@ def page_of(rows: Sequence[dict[str, Any]]) -> str:
     """The page, in Markdown."""
     import jax
 
-    packages = {row["program"].partition("_")[0] for row in rows}
+    packages = sorted({row["package"] for row in rows})
     device = jax.devices()[0].device_kind
-    programs = {row["program"] for row in rows}
+    n_misuses = sum(" " not in row["fault"] for row in rows)
     lines = [
         "# Planted faults",
         "",
-        f"{len(rows)} faults in {len(programs)} programs on {len(packages)} packages: solvers, samplers,",
-        "optimizers, networks and simulators. Many have Infs that are meant, and checks of their own. In each,",
-        "one line makes a NaN or an Inf (`log` of -1, 0 / 0, `sqrt` of -2, `exp` of 1000). A tool has *named*",
-        "the fault if it names the line and the operation.",
+        f"{len(rows)} faults in programs on {len(packages)} packages: solvers, samplers, optimizers, networks and",
+        f"simulators. {len(rows) - n_misuses} are planted: in a function that the package calls, one line makes a NaN",
+        "or an Inf (`log` of -1, 0 / 0, `sqrt` of -2, `exp` of 1000). Many of these programs have Infs that are",
+        f"meant, and checks of their own. {n_misuses} are what people get wrong: an epsilon of zero, an empty mask, a",
+        "value at the bound of a density. There the first NaN or Inf is made inside the package, and the truth was",
+        "read from its source. A tool has *named* the fault if it names the line and the operation.",
         "",
         f"Written by `benchmarks/faults.py`, with JAX {jax.__version__} on {device}. Each tool ran once on a",
-        "function that was not compiled before; times are multiples of compiling and running the program.",
+        "function that was not compiled before; times are CPU time, as multiples of compiling and running the",
+        "program.",
         "",
         "| tool | named | line only | neither | wrong | wrong, with doubt | nothing | failed | time | longest |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -178,45 +230,43 @@ def page_of(rows: Sequence[dict[str, Any]]) -> str:
         lines.append(f"| {tool} | {shown} | {statistics.median(ratios):.1f} | {max(ratios):.1f} |")
     lines += [
         "",
-        "`jax_debug_nans` was on, and `jax_debug_infs` for the faults that make an Inf. `checkify` had",
+        "`jax_debug_nans` was on and, where nothing was found, `jax_debug_infs` as well. `checkify` had",
         "`float_checks`, which do not look at Infs. `equinox.debug.backward_nan` was put at the arguments: it looks",
         "at gradients, and names the place where it is put. The time is the median.",
         "",
-        "## By program",
+        "## By package",
         "",
-        "Of the four faults, how many were named.",
+        "How many faults were named.",
         "",
-        f"| program | {' | '.join(TOOLS)} |",
-        "|---|" + "---|" * len(TOOLS),
+        f"| package | faults | {' | '.join(TOOLS)} |",
+        "|---|---|" + "---|" * len(TOOLS),
     ]
-    for program in sorted({row["program"] for row in rows}):
-        own = [row for row in rows if row["program"] == program]
+    for package in packages:
+        own = [row for row in rows if row["package"] == package]
         cells = [str(sum(row[tool][0] == NAMED for row in own)) for tool in TOOLS]
-        lines.append(f"| {program.replace('_', ' ')} | {' | '.join(cells)} |")
+        lines.append(f"| {package} | {len(own)} | {' | '.join(cells)} |")
     odd = [row for row in rows if row["sonde"][0] != NAMED]
     if odd:
         lines += ["", "## What Sonde did not name", ""]
-        lines += [
-            f"- {row['program'].replace('_', ' ')}, {row['kind']}: {row['sonde'][0]}. {row['sonde'][1]}" for row in odd
-        ]
+        lines += [f"- {row['fault'].replace('_', ' ')}: {row['sonde'][0]}. {row['sonde'][1]}" for row in odd]
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=1, help="how many programs at a time")
+    parser.add_argument("--jobs", type=int, default=1, help="how many packages at a time")
     parser.add_argument("--page", type=Path, help="where to write the page; by default, it is printed")
     parser.add_argument("--rows", type=Path, help="all answers, as lines of JSON; a run goes on where it ended")
     parser.add_argument("--only", help=argparse.SUPPRESS)
-    parser.add_argument("names", nargs="*", help="programs; by default, all that are installed")
+    parser.add_argument("names", nargs="*", help="packages; by default, all that are installed")
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     if options.only:
-        try_program(options.only)
+        try_package(options.only)
         return
-    from tests.why.package_programs import PROGRAMS, is_installed
+    from tests.why.package_programs import is_installed
 
-    names = options.names or [name for name in PROGRAMS if is_installed(name)]
+    names = options.names or [name for name in packages() if is_installed(name)]
     rows = rows_of(names, options.jobs, options.rows)
     page = page_of(rows)
     options.page.write_text(page, encoding="utf-8") if options.page else print(page)

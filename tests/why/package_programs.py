@@ -648,7 +648,7 @@ PROGRAMS = {
 
 _MODULES = {"ott": "ott", "haiku": "haiku", "kfac": "kfac_jax", "jax": "jax_md", "e3nn": "e3nn_jax", "nifty": "nifty"}
 _MODULES |= {"jaxns": "tensorflow_probability", "cosmo": "jax_cosmo", "neural": "neural_tangents"}
-_MODULES |= {"adan": "optax_adan"}
+_MODULES |= {"adan": "optax_adan", "tfp": "tensorflow_probability", "jaxmd": "jax_md", "dmpix": "dm_pix"}
 
 
 def is_installed(name):

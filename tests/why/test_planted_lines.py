@@ -519,3 +519,61 @@ def test_errors_that_are_about_something_else():
 
     with pytest.raises(ValueError, match="nothing to do with it"):
         first_nonfinite(fails)(X)
+
+
+def mixture(x):
+    log_probs = jnp.log(x - 1.0) * 2 - 5.0  # FAULT
+    return jnp.log(jnp.sum(jnp.exp(log_probs)))
+
+
+def test_an_inf_that_becomes_a_zero_on_the_way():
+    found = found_in(mixture, jnp.ones(2))
+    assert (found.operation, found.element) == ("log", "log(0)")
+    assert "become a zero" in found.doubt
+    assert any("mixture" in line and "log(0)" in line for line in found.reached), found.reached
+
+
+def masked_mixture(x):
+    log_probs = jnp.where(x > 9, x, -jnp.inf)
+    return jnp.log(jnp.sum(jnp.exp(log_probs)))  # FAULT
+
+
+def test_a_mask_that_becomes_a_zero_is_no_cause():
+    found = found_in(masked_mixture, jnp.ones(2))
+    assert (found.operation, found.element, found.doubt) == ("log", "log(0)", "")
+
+
+def test_a_line_that_runs_a_traced_program_is_in_doubt():
+    traced = jax.make_jaxpr(jnp.log)(jnp.float32(1.0))
+
+    def evaluate(x):
+        (equation,) = traced.jaxpr.eqns
+        return equation.primitive.bind(x, **equation.params)  # FAULT
+
+    found = found_in(evaluate, jnp.float32(-1.0))
+    assert found.operation == "log" and "is lost" in found.doubt
+
+
+def too_many_steps(limit):
+    """A loop in a branch in a loop, with a check of its own that fails."""
+
+    def run(x):
+        def outer(carry):
+            i, y = carry
+            halved = lambda y: lax.fori_loop(0, 2, lambda i, y: y * 0.5, y)
+            return i + 1, limit(lax.cond(i > 1, halved, lambda y: y + 1.0, y))
+
+        steps, y = lax.while_loop(lambda carry: carry[0] < 9, outer, x)
+        return eqx.error_if(y, steps >= 9, "too many steps")
+
+    return run
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_check_that_fails_without_a_bad_number():
+    start = jnp.int32(0), jnp.ones(2)
+    with pytest.raises(Exception, match="too many steps"):
+        first_nonfinite(jax.jit(too_many_steps(lambda y: y)))(start)
+    # The same check, and a NaN in each iteration, which is dropped.
+    found = first_nonfinite(jax.jit(too_many_steps(lambda y: jnp.where(y < 1e9, y, jnp.log(-jnp.abs(y) - 1.0)))))(start)
+    assert found is not None and found.operation == "log" and found.doubt and "too many steps" in str(found.error)

@@ -182,6 +182,8 @@ class Watch:
                 failure = error
             if nonfinite is not None:
                 return call, nonfinite
+            if failure is not None and self.failed is not None and type(failure) is type(self.failed[1]):
+                raise failure  # the call has raised again: it is the same program
             with suppress(Exception):
                 call = call._replace(f=_as_traced(call))
                 return call, first_nonfinite(call.f)(*call.args, **call.kwargs)

@@ -8,6 +8,7 @@ made, to the iteration before, or out of the loop.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +18,8 @@ from jax import lax
 
 from sonde import _jax
 from sonde.core import LoopName, path_under, with_capture_state
-from sonde.programs.flat import Level, flatten
+from sonde.programs.callbacks import Callbacks
+from sonde.programs.flat import Equation, Level, flatten
 from sonde.programs.loops import Loop, branch_taken, carried_on, loop_of
 from sonde.programs.running import on_host, run_equation
 from sonde.why.reads import Index
@@ -147,20 +149,10 @@ def made_bad_inside(walk: Walk, scene: Scene, number: int) -> Iterator[Position]
     runs = _runs_of(walk, scene, number)
     if scene.shard is not None:
         return
-    loop, body, question = runs.loop, runs.body, walk.question
-    numeric = [
-        equation
-        for equation in body.equations
-        if any(jnp.issubdtype(getattr(body.types[slot], "dtype", np.int32), jnp.inexact) for slot in equation.outputs)
-    ]
+    loop, body = runs.loop, runs.body
+    numeric = _numeric_equations(body)
     if not numeric:
         return
-
-    # One number for each value, and one comparison for all equations at once: the program must compile soon.
-    slots = list(dict.fromkeys(slot for equation in numeric for slot in (*equation.outputs, *equation.inputs)))
-    position_of = {slot: i for i, slot in enumerate(slots)}
-    made_by = _padded([[position_of[slot] for slot in equation.outputs] for equation in numeric], len(slots))
-    made_from = _padded([[position_of[slot] for slot in equation.inputs] for equation in numeric], len(slots))
 
     test = None if loop.test is None else _runnable(loop.test[0], walk.callbacks)
     n_test, first_row = len(runs.tested), loop.n_consts + loop.n_carry
@@ -178,8 +170,7 @@ def made_bad_inside(walk: Walk, scene: Scene, number: int) -> Iterator[Position]
             row = [lax.dynamic_index_in_dim(x, position, keepdims=False) for x in rows]
             env = {**body.constants, **dict(enumerate((*consts, *now, *row)))}
             _run_into(env, body, walk.callbacks)
-            severities = jnp.append(_severities(question, [env[slot] for slot in slots]), 0)  # what pads is fine
-            made_worse = severities[made_by].max(1) > severities[made_from].max(1)
+            made_worse = _made_worse(walk.question, numeric, env)
             new = [env[slot] for slot in body.outputs[: loop.n_carry]]
             if test is not None:
                 new = carried_on(test(*tested, *now)[0], new, now)
@@ -193,6 +184,111 @@ def made_bad_inside(walk: Walk, scene: Scene, number: int) -> Iterator[Position]
         inside = _at_iteration(runs, iteration, 0, ()).scene
         for slot in numeric[which].outputs:
             yield from (Position(inside, slot, index) for index in walk.worst(inside, slot))
+
+
+def makes_bad(walk: Walk, scene: Scene, callbacks: Callbacks) -> bool:
+    """Whether anything in a scene, in its loops and branches too, is worse than what it is computed from.
+
+    One compiled program tells, in which everything is looked at while it runs. A NaN that was there before counts, and
+    so does a program that cannot be looked into.
+
+    Args:
+        walk: The walk, with its question.
+        scene: The scene.
+        callbacks: For functions of the host that the program calls.
+    """
+    levels = [scene.level]
+    while levels:
+        level = levels.pop()
+        if any(walk.severity(on_host(x)).max(initial=0) > 1 for x in level.constants.values()):
+            return True
+        for equation in level.equations:
+            programs = _jax.sub_jaxprs(equation.params)
+            if programs and loop_of(equation) is None and equation.name != "cond":
+                return True
+            levels += [flatten(program, equation) for program in programs]
+    inputs = scene.values.many(range(scene.level.n_inputs))
+    if any(walk.severity(on_host(x)).max(initial=0) > 1 for x in inputs):
+        return True
+
+    def program(*values: Any) -> list[Any]:
+        return [_run_looking(walk.question, scene.level, values, callbacks)[0]]
+
+    return bool(on_host(scene.run(program, inputs, ((), ()))[0]))
+
+
+def _run_looking(
+    question: Question, level: Level, inputs: Sequence[Any], callbacks: Callbacks
+) -> tuple[Any, list[Any]]:
+    """Whether an equation of a level makes a value worse, and the results of the level."""
+    env = {**level.constants, **dict(enumerate(inputs))}
+    flags = [jnp.bool_(False)]
+    for equation in level.equations:
+        operands = [env[slot] for slot in equation.inputs]
+        loop = loop_of(equation)
+        if loop is not None:
+            flag, results = _loop_looking(question, loop, equation, operands, callbacks)
+        elif equation.name == "cond":
+            branches = [flatten(branch, equation) for branch in equation.params["branches"]]
+            runs = [lambda *xs, branch=branch: _run_looking(question, branch, xs, callbacks) for branch in branches]
+            flag, results = lax.switch(operands[0], runs, *operands[1:])
+        else:
+            flag, results = flags[0], run_equation(equation, operands, callbacks)
+        flags.append(flag)
+        env.update(zip(equation.outputs, results))
+    numeric = _numeric_equations(level)
+    flags += [_made_worse(question, numeric, env).any()] if numeric else []
+    return functools.reduce(jnp.logical_or, flags), [env[slot] for slot in level.outputs]
+
+
+def _loop_looking(
+    question: Question, loop: Loop, equation: Equation, operands: Sequence[Any], callbacks: Callbacks
+) -> tuple[Any, list[Any]]:
+    """The same for a loop."""
+    body = flatten(loop.body, equation)
+    inputs = [operands[i] for i in loop.operands]
+    first_row = loop.n_consts + loop.n_carry
+    consts, carry, rows = inputs[: loop.n_consts], inputs[loop.n_consts : first_row], inputs[first_row:]
+
+    def iterate(state: Any, row: Any) -> tuple[Any, list[Any]]:
+        flag, now = state
+        new_flag, results = _run_looking(question, body, [*consts, *now, *row], callbacks)
+        new = results[: loop.n_carry]
+        if test is not None:
+            new = carried_on(test(*tested, *now)[0], new, now)
+        return (flag | new_flag, new), results[loop.n_carry :]
+
+    test = None if loop.test is None else _runnable(loop.test[0], callbacks)
+    tested = [operands[i] for i in loop.test[1]] if loop.test else []
+    start = jnp.bool_(False), list(carry)
+    if test is None:
+        (flag, carry), made = lax.scan(iterate, start, rows, length=loop.length, reverse=loop.reverse)
+        return flag, [*carry, *made]
+    going_on = lambda state: jnp.any(test(*tested, *state[1])[0])
+    flag, carry = lax.while_loop(going_on, lambda state: iterate(state, [])[0], start)
+    return flag, carry
+
+
+def _numeric_equations(level: Level) -> list[Equation]:
+    """The equations of a level with results that may be NaN or Inf."""
+    return [
+        equation
+        for equation in level.equations
+        if any(jnp.issubdtype(getattr(level.types[slot], "dtype", np.int32), jnp.inexact) for slot in equation.outputs)
+    ]
+
+
+def _made_worse(question: Question, equations: Sequence[Equation], env: dict[int, Any]) -> Any:
+    """Which equations have a result that is worse than all operands.
+
+    There is one number for each value, and one comparison for all equations at once: the program must compile soon.
+    """
+    slots = list(dict.fromkeys(slot for equation in equations for slot in (*equation.outputs, *equation.inputs)))
+    position_of = {slot: i for i, slot in enumerate(slots)}
+    made_by = _padded([[position_of[slot] for slot in equation.outputs] for equation in equations], len(slots))
+    made_from = _padded([[position_of[slot] for slot in equation.inputs] for equation in equations], len(slots))
+    severities = jnp.append(_severities(question, [env[slot] for slot in slots]), 0)  # what pads is fine
+    return severities[made_by].max(1) > severities[made_from].max(1)
 
 
 def _severities(question: Question, values: Sequence[Any]) -> Any:
@@ -290,9 +386,9 @@ def _at_iteration(runs: _Runs, iteration: int, output: int, index: Index) -> Pos
 
 
 def _runs_of(walk: Walk, scene: Scene, number: int) -> _Runs:
-    known: Any = scene.entered.get(number)
+    known: Any = scene.entered.get((number, walk))  # what the runs look for depends on the question
     if known is None:
-        known = scene.entered[number] = _Runs(walk, scene, number)
+        known = scene.entered[number, walk] = _Runs(walk, scene, number)
     return known
 
 

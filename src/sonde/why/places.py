@@ -33,6 +33,12 @@ class Place(NamedTuple):
     source: str = ""
     chain: tuple[str, ...] = ()
 
+    @property
+    def is_interpreter(self) -> bool:
+        """Whether the line runs operations of a program that was traced before, as packages do that evaluate jaxprs."""
+        file, _, line = self.source.rpartition(":")
+        return bool(file) and ".bind(" in linecache.getline(file, int(line))
+
     def __str__(self) -> str:
         what = " / ".join(part for part in (self.function, self.variable) if part)
         return ", ".join(filter(None, (what, short_place(self.source))))

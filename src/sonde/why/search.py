@@ -23,13 +23,14 @@ from sonde.why import loops, shards  # noqa: F401 (each registers how to enter e
 from sonde.why.calls import scene_of_call
 from sonde.why.reads import Index, elements_read
 from sonde.why.tape import Tape, Taped, run_taped
-from sonde.why.walk import FINE_AGAIN, Birth, NotFinite, Position, Question, Scene, Walk
+from sonde.why.walk import FINE_AGAIN, Birth, IsZero, NotFinite, Position, Question, Scene, Walk
 
 _MOST_ELEMENTS = 4
 _MOST_WALKS = 32
 _MOST_COMPARED = 256
 _LOGIC = ("and", "or", "not", "reduce_and", "reduce_or", "broadcast_in_dim", "reshape", "convert_element_type")
 _REPLACED = "the program tests this value and puts an Inf in its place"
+_ZERO_OF_INF = "this Inf has become a zero before the result turned bad, as exp makes 0 of -Inf; it may be meant"
 _IN_LOOP = "the value is inside a loop that the check depends on; the loop may discard it"
 UNRELATED = "the program raised in Python, which does not tell whether this value is the reason"
 # Exceptions that are never about numbers.
@@ -146,6 +147,11 @@ def _explain(
     if not births:
         return None
     birth, turns = min(map(root_of, births), key=lambda found: when(found[0]))
+    absorbed = _before_zero(walk, birth) if isinstance(walk.question, NotFinite) else None
+    if absorbed is not None:
+        root, earlier = root_of(absorbed)
+        root = dataclasses.replace(root, way=(*birth.way, *root.way))
+        return Answer(root, (*earlier, birth, *turns), tuple(name for name, _ in bad), names, doubt=_ZERO_OF_INF)
     replaced = _before_replacement(walk, birth) if isinstance(walk.question, NotFinite) else None
     if replaced is not None:
         root, earlier = root_of(replaced)
@@ -176,6 +182,31 @@ def _before_replacement(walk: Walk, birth: Birth) -> Birth | None:
     if slot not in scene.level.makers or not _is_test_of_finiteness(scene, slot):
         return None
     return _nearest(walk, scene, [slot])
+
+
+def _before_zero(walk: Walk, birth: Birth) -> Birth | None:
+    """The Inf that became the zero of which a value was made, as `exp` makes 0 of -Inf and `log` -Inf of that.
+
+    Only an Inf that the program computes counts: one that is written down is a mask.
+    """
+    step = birth.step
+    number = step.scene.level.makers.get(step.slot)
+    if birth.causes or number is None:
+        return None
+    zeros = Walk(IsZero(), walk.callbacks)
+    for zero in _operands_of(step.scene, number, step.slot, step.index):
+        if not zeros.severity(zero.scene.host(zero.slot)[zero.element]):
+            continue
+        origin = zeros.back(*zero).step
+        made_by = origin.scene.level.makers.get(origin.slot)
+        if made_by is None:
+            continue
+        for operand in _operands_of(origin.scene, made_by, origin.slot, origin.index):
+            if walk.severity(operand.scene.host(operand.slot)[operand.element]) == 1:
+                before = walk.back(*operand)
+                if root_of(before)[0].step.equation is not None:
+                    return before
+    return None
 
 
 def _compared_nan(walk: Walk, condition: Position) -> Birth | None:
@@ -378,6 +409,10 @@ def _why_raised(walk: Walk, scene: Scene, taped: Taped) -> Answer | None:
 
 def _before_callback(walk: Walk, scene: Scene) -> Birth | None:
     """The bad value behind what a function of the host was given that raised."""
+    callbacks = Callbacks(walk.callbacks.written)
+    if not loops.makes_bad(walk, scene, callbacks):
+        walk.callbacks.raised += callbacks.raised
+        return None
     jax.block_until_ready(scene.values.many(scene.level.outputs))  # runs everything; what raises is noted
     for callback, _ in walk.callbacks.raised:
         for equation in scene.level.equations:

@@ -54,6 +54,16 @@ class NotFinite:
         return xp.where(xp.isnan(values), 2, xp.where(xp.isinf(values), 1, 0))
 
 
+class IsZero:
+    """Is a number zero?"""
+
+    def severity(self, values: Any, xp: Any) -> Any:
+        """1 for zero, 0 for other numbers."""
+        if not jax.numpy.issubdtype(values.dtype, np.inexact):
+            return xp.zeros(values.shape, np.int32)
+        return xp.where(values == 0, 1, 0)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Around:
     """A loop or a branch that a program runs in.

@@ -25,6 +25,7 @@ from sonde.why.walk import Birth
 P = ParamSpec("P")
 
 _MOST_CALLS = 4  # in a row inside packages, before some are left out
+_INTERPRETED = "this line runs a program that was traced before; the line that the operation was written in is lost"
 _MOST_ERROR_LINES = 5
 _PACKAGES = os.sep + "site-packages" + os.sep
 _KINDS = {1: "Inf", 2: "NaN"}
@@ -266,7 +267,7 @@ def in_words(answer: Answer, context: int) -> NonFinite:
         made.around,
         made.place.chain,
         answer.error,
-        answer.doubt or birth.doubt,
+        answer.doubt or birth.doubt or _INTERPRETED * made.place.is_interpreter,
         answer.discarded,
     )
 
