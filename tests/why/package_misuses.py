@@ -282,14 +282,9 @@ def rlax_mpo_temperature_zero() -> Program:
 
 @fault("log", "rlax/_src/losses.py", "jnp.log(likelihood(predictions, targets))")
 def rlax_likelihood_zero() -> Program:
-    import rlax
-
-    def likelihood(predictions: jax.Array, targets: jax.Array) -> jax.Array:
-        return jax.nn.relu(1 - jnp.abs(predictions - targets))
-
     from rlax._src import losses
 
-    return lambda p: losses.log_loss(p, jnp.zeros(2)), (jnp.ones(2),)
+    return lambda p: losses.log_loss(p, jnp.ones(2)), (jnp.array([0.5, 0.0]),)
 
 
 @fault("div", "gymnax/environments/classic_control/pendulum.py", "3 * params.g / (2 * params.l)")
