@@ -26,6 +26,7 @@ from sonde.why.reads import Index
 from sonde.why.walk import ENTER, Around, NotFinite, Position, Question, Scene, Walk
 
 _ALL = np.int32(2**31 - 1)
+Look = Callable[[Any, Sequence[Any], Sequence[Any], dict[int, Any], Any], Any]
 _ORDERED = ("float64", "float32", "float16", "bfloat16")
 
 
@@ -92,12 +93,8 @@ class _Runs:
         return int(start), list(outs[n:-1]), int(on_host(outs[-1]).reshape(-1)[0])
 
     def _make(self) -> Callable[..., list[Any]]:
-        loop, question, callbacks = self.loop, self.walk.question, self.walk.callbacks
-        body = _runnable(loop.body, callbacks)
-        test = None if loop.test is None else _runnable(loop.test[0], callbacks)
+        question, carry_types = self.walk.question, self.carry_types
         n_test, n_in = len(self.tested), len(self.inputs)
-        first_row = loop.n_consts + loop.n_carry
-        carry_types = self.carry_types
 
         def bad(value: Any, flat: Any) -> Any:
             if not jnp.issubdtype(value.dtype, jnp.inexact) or not value.size:
@@ -106,39 +103,65 @@ class _Runs:
             return jnp.asarray(question.severity(element, jnp), jnp.int32)
 
         def program(*values: Any) -> list[Any]:
-            tested, inputs, asked = values[:n_test], values[n_test : n_test + n_in], values[n_test + n_in :]
+            inputs, asked = values[: n_test + n_in], values[n_test + n_in :]
             *flat, last, snapshot = asked
-            consts, carry, rows = inputs[: loop.n_consts], inputs[loop.n_consts : first_row], inputs[first_row:]
+            carry = self.carried(inputs)
 
-            def going_on(state: Any) -> Any:
-                number, now = state[0], state[1]
-                more = number < last
-                if test is not None:
-                    return more & jnp.any(test(*tested, *now)[0])
-                return more & (number < loop.length)
-
-            def iterate(state: Any) -> Any:
-                number, now, starts, severities, kept = state
-                position = loop.length - 1 - number if loop.reverse and loop.length is not None else number
-                row = [lax.dynamic_index_in_dim(x, position, keepdims=False) for x in rows]
-                new = body(*consts, *now, *row)[: loop.n_carry]
-                if test is not None:
-                    new = carried_on(test(*tested, *now)[0], new, now)
+            def look(number: Any, now: Sequence[Any], new: Sequence[Any], env: Any, seen: Any) -> Any:
+                starts, severities, kept = seen
                 kept = [jnp.where(number == snapshot, a, b) if _is_plain(a) else a for a, b in zip(now, kept)]
                 found = [_varying(bad(x, f), t) for x, f, t in zip(new, flat, carry_types)]
                 starts = [
                     jnp.where((b == s) & (b > 0), a, _varying(number, t))
                     for a, b, s, t in zip(starts, found, severities, carry_types)
                 ]
-                return number + 1, list(new), starts, found, kept
+                return starts, found, kept
 
             severities = [_varying(bad(x, f), t) for x, f, t in zip(carry, flat, carry_types)]
             zeros = [_varying(jnp.int32(0), t) for t in carry_types]
-            state = jnp.int32(0), list(carry), zeros, severities, list(carry)
-            number, _, starts, _, kept = lax.while_loop(going_on, iterate, state)
+            number, (starts, _, kept) = self.iterate(inputs, last, (zeros, severities, carry), look)
             return [*starts, *kept, number]
 
         return program
+
+    def carried(self, inputs: Sequence[Any]) -> list[Any]:
+        """What is carried into the first iteration, given the values of `tested` and `inputs`."""
+        first = len(self.tested) + self.loop.n_consts
+        return list(inputs[first : first + self.loop.n_carry])
+
+    def iterate(self, inputs: Sequence[Any], last: Any, seen: Any, look: Look) -> tuple[Any, Any]:
+        """Runs the loop as part of a program, at most `last` iterations; returns their number, and what was seen.
+
+        Args:
+            inputs: The values of `tested` and `inputs`.
+            last: After how many iterations to stop.
+            seen: What `look` is given first.
+            look: Is called with the number of an iteration, what is carried into it and out of it, all its values by
+                slot, and what was seen before; returns what is seen now.
+        """
+        loop, n_test, n_in = self.loop, len(self.tested), len(inputs)
+        tested, consts = inputs[:n_test], inputs[n_test : n_test + loop.n_consts]
+        rows = inputs[n_test + loop.n_consts + loop.n_carry : n_in]
+        test = None if loop.test is None else _runnable(loop.test[0], self.walk.callbacks)
+
+        def going_on(state: Any) -> Any:
+            number, now, _ = state
+            more = number < last
+            return more & (number < loop.length if test is None else jnp.any(test(*tested, *now)[0]))
+
+        def step(state: Any) -> Any:
+            number, now, seen = state
+            position = loop.length - 1 - number if loop.reverse and loop.length is not None else number
+            row = [lax.dynamic_index_in_dim(x, position, keepdims=False) for x in rows]
+            env = {**self.body.constants, **dict(enumerate((*consts, *now, *row)))}
+            _run_into(env, self.body, self.walk.callbacks)
+            new = [env[slot] for slot in self.body.outputs[: loop.n_carry]]
+            if test is not None:
+                new = carried_on(test(*tested, *now)[0], new, now)
+            return number + 1, new, look(number, now, new, env, seen)
+
+        number, _, seen = lax.while_loop(going_on, step, (jnp.int32(0), self.carried(inputs), seen))
+        return number, seen
 
 
 def made_bad_inside(walk: Walk, scene: Scene, number: int) -> Iterator[Position]:
@@ -149,35 +172,15 @@ def made_bad_inside(walk: Walk, scene: Scene, number: int) -> Iterator[Position]
     runs = _runs_of(walk, scene, number)
     if scene.shard is not None:
         return
-    loop, body = runs.loop, runs.body
-    numeric = _numeric_equations(body)
+    numeric = _numeric_equations(runs.body)
     if not numeric:
         return
 
-    test = None if loop.test is None else _runnable(loop.test[0], walk.callbacks)
-    n_test, first_row = len(runs.tested), loop.n_consts + loop.n_carry
+    def look(number: Any, now: Sequence[Any], new: Sequence[Any], env: Any, firsts: Any) -> Any:
+        return jnp.where(_made_worse(walk.question, numeric, env) & (firsts < 0), number, firsts)
 
     def program(*values: Any) -> list[Any]:
-        tested, inputs = values[:n_test], values[n_test:]
-        consts, carry, rows = inputs[: loop.n_consts], inputs[loop.n_consts : first_row], inputs[first_row:]
-
-        def going_on(state: Any) -> Any:
-            return state[0] < loop.length if test is None else jnp.any(test(*tested, *state[1])[0])
-
-        def iterate(state: Any) -> Any:
-            at, now, firsts = state
-            position = loop.length - 1 - at if loop.reverse and loop.length is not None else at
-            row = [lax.dynamic_index_in_dim(x, position, keepdims=False) for x in rows]
-            env = {**body.constants, **dict(enumerate((*consts, *now, *row)))}
-            _run_into(env, body, walk.callbacks)
-            made_worse = _made_worse(walk.question, numeric, env)
-            new = [env[slot] for slot in body.outputs[: loop.n_carry]]
-            if test is not None:
-                new = carried_on(test(*tested, *now)[0], new, now)
-            return at + 1, new, jnp.where(made_worse & (firsts < 0), at, firsts)
-
-        state = jnp.int32(0), list(carry), jnp.full(len(numeric), -1, jnp.int32)
-        return [lax.while_loop(going_on, iterate, state)[2]]
+        return [runs.iterate(values, _ALL, jnp.full(len(numeric), -1, jnp.int32), look)[1]]
 
     firsts = on_host(scene.run(program, [*runs.tested, *runs.inputs], ((), ()))[0])
     for iteration, which in sorted((int(first), i) for i, first in enumerate(firsts) if first >= 0):
@@ -264,9 +267,11 @@ def _loop_looking(
     if test is None:
         (flag, carry), made = lax.scan(iterate, start, rows, length=loop.length, reverse=loop.reverse)
         return flag, [*carry, *made]
-    going_on = lambda state: jnp.any(test(*tested, *state[1])[0])
-    flag, carry = lax.while_loop(going_on, lambda state: iterate(state, [])[0], start)
-    return flag, carry
+
+    def going_on(state: Any) -> Any:
+        return jnp.any(test(*tested, *state[1])[0])
+
+    return lax.while_loop(going_on, lambda state: iterate(state, [])[0], start)
 
 
 def _numeric_equations(level: Level) -> list[Equation]:
