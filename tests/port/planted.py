@@ -74,8 +74,8 @@ def original(ids: Any) -> Any:
     return x @ W["head"].T  # tied
 
 
-def ported(ids: Any, wrong: str = "") -> Any:
-    """The second program, written in another way, with one mistake."""
+def ported(ids: Any, wrong: str = "", earlier: str = "") -> Any:
+    """The second program, written in another way, with a mistake; if wanted, with another one in the layer before."""
 
     def norm(x: Any, weight: Any, eps: float = 1e-5, bad: str = "") -> Any:
         if bad == "layer_norm":
@@ -98,7 +98,7 @@ def ported(ids: Any, wrong: str = "") -> Any:
     if wrong != "embedding_scale":
         x = jnp.sqrt(WIDTH) * x
     for i, w in enumerate(W["layers"]):
-        bad = wrong if i == 1 else ""
+        bad = wrong if i == 1 else earlier
         h = (
             x
             if bad == "post_norm"

@@ -34,6 +34,16 @@ def test_planted_mistakes_are_found_at_their_operation(mistake):
         assert parting.cause.agreement < 1e-5
 
 
+@pytest.mark.every(2)
+@pytest.mark.parametrize(("earlier", "later"), [("eps", "gelu"), ("transposed", "mask"), ("gelu", "transposed")])
+def test_of_several_mistakes_the_first_is_named(earlier, later):
+    found = compare(original, lambda ids: ported(ids, later, earlier), grads=False)(IDS)
+    assert MISTAKES[earlier] in str(found.parting.cause) and "something else differs later" in str(found.parting.cause)
+    assert {operation.source for operation in found.parting.second[:1]} & lines_of(earlier)
+    again = compare(original, lambda ids: ported(ids, later), grads=False)(IDS)
+    assert MISTAKES[later] in str(again.parting.cause) and "the programs then agree" in str(again.parting.cause)
+
+
 def test_a_difference_that_what_follows_hides_is_found_from_its_site():
     w = jnp.asarray(np.random.default_rng(1).normal(size=(6, 6)), jnp.float32)
 

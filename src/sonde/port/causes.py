@@ -19,6 +19,7 @@ from sonde._array_text import short_place
 from sonde.port.difference import distance, epsilon
 from sonde.port.layouts import arranged
 from sonde.port.origins import Explained, scalar_of
+from sonde.port.prints import print_of
 from sonde.programs.unrolled import Step, Tape, as_numbers
 
 
@@ -61,6 +62,7 @@ _EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-3, 1e-4, 1e-2)  # common ones fir
 _MOST_TRIALS = 150
 _MOST_AFTER_COPY = 40  # trials, once a copied result is known to do
 _MOST_REPEATS = 24  # of a trial at every place of its line: the whole program runs again
+_MOST_REJOINING = 60  # values after a change that are looked for in the first program
 _NEAR = 24  # how many operations after the one at which programs part are tried, too
 
 
@@ -72,13 +74,17 @@ class Cause:
         text: What is different.
         agreement: How far apart the results are without it, relative to their norm.
         step: The number of the operation of the second program that is wrong; None if it is where the programs part.
+        is_one_of_several: Whether the results still differ without it: only what follows agrees, as `agreement` says.
     """
 
     text: str
     agreement: float
     step: int | None = None
+    is_one_of_several: bool = False
 
     def __str__(self) -> str:
+        if self.is_one_of_several:
+            return f"{self.text}: what follows then agrees to {self.agreement:.1g}, and something else differs later"
         return f"{self.text}: the programs then agree to {self.agreement:.1g}"
 
 
@@ -122,6 +128,7 @@ def find_cause(explained: Explained, first: list[int], second: list[int], allowe
     exact = epsilon(*[one.array(i) for i in one.results])
     enough = min(max(allowed, 32 * exact), before / 4)
     best: Cause | None = None
+    one_of_several: Cause | None = None
     best_copies = False
     repeats = after_copy = 0
     for trial in itertools.islice(_trials(explained, first, second), _MOST_TRIALS):
@@ -132,6 +139,8 @@ def find_cause(explained: Explained, first: list[int], second: list[int], allowe
             values = other.again(trial.replaced) if trial.replaced else []
             agreement = _apart(one, [as_numbers(values[i]) for i in other.results]) if values else np.inf
             text = trial.text
+            if agreement > enough and best is None and one_of_several is None and not trial.copies:
+                one_of_several = _one_of_several(explained, values, trial)
             if agreement > enough and trial.everywhere is not None and repeats < _MOST_REPEATS:
                 places = _alike(other, trial.everywhere)
                 if len(places) > 1:
@@ -149,7 +158,26 @@ def find_cause(explained: Explained, first: list[int], second: list[int], allowe
             best, best_copies = Cause(text, agreement, trial.step), trial.copies
         if best.agreement <= exact and not best_copies:
             break
-    return best
+    return best or one_of_several
+
+
+def _one_of_several(explained: Explained, values: Sequence[Any], trial: _Trial) -> Cause | None:
+    """The cause that a trial shows, if it makes a value that only the first program had before."""
+    one, other = explained.tapes
+    changed = [i for i, (new, old) in enumerate(zip(values, other.values)) if new is not old]
+    for number in changed[:_MOST_REJOINING]:
+        new = as_numbers(values[number])
+        if new.size > 1 and not explained.explained(1, number):
+            for k in explained.with_fingerprint(0, print_of(new)):
+                array = one.array(k)
+                same = None if explained.explained(0, k) else arranged(new, array, functools.partial(_is_near, array))
+                if same is not None:
+                    return Cause(trial.text, distance(same[0], array).norm, trial.step, is_one_of_several=True)
+    return None
+
+
+def _is_near(array: np.ndarray, other: np.ndarray) -> bool:
+    return distance(other, array).norm <= 64 * epsilon(array, other)
 
 
 def _alike(tape: Tape, everywhere: _Everywhere) -> list[int]:

@@ -25,8 +25,8 @@ from sonde.programs.unrolled import Step, Tape, as_numbers
 _MASKED = -1e9  # masks of this or less are as good as those of minus infinity
 # Of tapes, and of PyTorch.
 _OTHER_MOVES = frozenset(
-    ["row", "rows", "t", "view", "_unsafe_view", "transpose", "permute", "unsqueeze", "expand", "select", "slice"]
-    + ["split", "unbind", "clone", "detach", "alias", "lift_fresh"]
+    ["row", "rows", "t", "view", "_unsafe_view", "permute", "unsqueeze", "expand", "unbind", "clone", "detach"]
+    + ["alias", "lift_fresh"]
 )
 _TIMES = 4  # how many times what rounding did to a fingerprint may be no difference
 
@@ -69,7 +69,11 @@ class Explained:
 
     def like(self, side: int, number: int) -> list[int]:
         """The values of the other program that have the numbers of a value of this one, in any order."""
-        return self._searched[1 - side].equal_to(self.fingerprint(side, number))
+        return self.with_fingerprint(1 - side, self.fingerprint(side, number))
+
+    def with_fingerprint(self, side: int, fingerprint: Print) -> list[int]:
+        """The values of a program that have a fingerprint."""
+        return self._searched[side].equal_to(fingerprint)
 
     def explained(self, side: int, number: int) -> bool:
         """Whether the other program has a value like it, or it says too little.
@@ -189,6 +193,7 @@ class Explained:
         step = tape.steps[number]
         operands = [_operand(tape.values[i]) for i in step.inputs]
         settings = [f"{k}={v}" for k, v in step.settings.items() if k in ("y", "approximate", "dimension", "index")]
+        settings += [f"{v:g}" for k, v in step.settings.items() if k.isdigit() and isinstance(v, float)]  # PyTorch's
         return f"{step.name}({', '.join([*operands, *settings])})"
 
 

@@ -96,11 +96,17 @@ def find_parting(
         if any(origins) and origins not in tried:
             tried.append(origins)
             partings.append(_parting(explained, origins, allowed))
-            if partings[-1].cause is not None:
+            if _is_whole(partings[-1]):
                 return partings[-1]
     # A small difference may be lost in the noise of what follows: then only a cause that was tried counts.
     everywhere = _parting(explained, [explained.departures(side) for side in (0, 1)], allowed)
-    return everywhere if everywhere.cause is not None else next(iter(partings), None)
+    with_cause = [parting for parting in partings if parting.cause is not None]
+    return everywhere if _is_whole(everywhere) else next(iter((*with_cause, *partings)), None)
+
+
+def _is_whole(parting: Parting) -> bool:
+    """Whether a cause explains all of the difference."""
+    return parting.cause is not None and not parting.cause.is_one_of_several
 
 
 def _parting(explained: Explained, origins: list[list[int]], allowed: float) -> Parting:
