@@ -378,3 +378,19 @@ def linear_by_hand(x):
     for _ in range(2):
         h = jnp.sin(h) ** 2
     return x * h + 5 * x**5
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_an_edit_of_a_function_that_is_transposed_as_it_is(jitted):
+    matrix, x = jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.ones(2)
+
+    def f(x, mark=sonde.sow):
+        x = lax.scan(lambda c, m: (mark(c * m, "s"), None), x, jnp.arange(1.0, 4.0))[0]
+        return mark(matrix @ jax.vmap(lambda row: mark(row * 2, "v"))(x), "o").sum()
+
+    marks = {"v": lambda v: v * 5, "o": lambda o: o * 7, "s": lambda s: s}
+    by_hand = jax.linear_transpose(lambda x: 3 * f(x, lambda value, name: marks[name](value)), x)(1.0)[0]
+    edits = {"s": sonde.Edit(lambda s: s * 3, iterations=1), "v": marks["v"], "o": sonde.Edit(grad=marks["o"])}
+    g = jax.jit(f) if jitted else f
+    np.testing.assert_allclose(sonde.edit(lambda ct: jax.linear_transpose(g, x)(ct)[0], edits)(1.0), by_hand)
+    np.testing.assert_allclose(jax.linear_transpose(sonde.edit(g, edits), x)(1.0)[0], by_hand)

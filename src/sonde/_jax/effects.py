@@ -11,6 +11,7 @@ from jax._src import effects as _effects
 from jax._src import util as _util
 from jax._src.interpreters import partial_eval as _pe
 
+from sonde._jax.array_types import zeros_of_type
 from sonde._jax.imported import Effect, Primitive, Var, no_effects, remat_rules, remat_saves
 from sonde._jax.jaxprs import make_jaxpr, open_jaxpr
 
@@ -70,6 +71,7 @@ def register_partial_evaluation(
     may_divide: Callable[[dict[str, Any]], bool],
     run_again: Callable[[dict[str, Any]], dict[str, Any] | None],
     differentiated: Callable[[dict[str, Any]], dict[str, Any]],
+    n_needed_as_types: Callable[[dict[str, Any], Sequence[Any]], int],
 ) -> None:
     """Under remat, `primitive` runs in the forward pass only; the recomputation gets `plain` in its place.
 
@@ -83,6 +85,9 @@ def register_partial_evaluation(
 
     With `jax_remat3`, JAX runs a function that is differentiated as it is, and differentiates its recomputation. So the
     equation of the forward pass gets the parameters `differentiated(params)`, as if it had been differentiated too.
+
+    `jax.linear_transpose` knows none of the values of a function. Of the operands, the results may depend on the types
+    alone of the first `n_needed_as_types(params, operands)`; if the others are known, so are the results.
     """
 
     def rule(saveable: Any, unknown_in: Sequence[bool], instantiated_in: Sequence[bool], eqn: Any) -> Any:
@@ -107,6 +112,10 @@ def register_partial_evaluation(
     _pe.partial_eval_jaxpr_custom_rules[primitive] = rule
 
     def rule_of_trace(trace: Any, *tracers: Any, **params: Any) -> Any:
+        n_types = n_needed_as_types(params, tracers)
+        if n_types and all(t.is_known() for t in tracers[n_types:]):
+            values = [t.pval.get_known() if t.is_known() else zeros_of_type(t.aval) for t in tracers]
+            return primitive.bind(*values, **params)
         outs = list(trace.default_process_primitive(primitive, tracers, params))
         if may_divide(params) and not all(t.is_known() for t in tracers):
             n = n_values(params, tracers)

@@ -130,3 +130,4 @@ for _primitive in (gradient_p, cotangent_p):
 ad.primitive_jvps[gradient_p] = _jvp
 ad.primitive_jvps[cotangent_p] = _cotangent_jvp
 ad.primitive_transposes[cotangent_p] = _transpose
+ad.primitive_transposes[gradient_p] = _transpose  # `jax.linear_transpose` transposes the function as it is

@@ -157,7 +157,14 @@ def _differentiated(params: dict[str, Any]) -> dict[str, Any]:
     return {**params, "view": view.replace(order=view.order + 1)} if view.is_value else params
 
 
-_jax.register_partial_evaluation(site_p, plain_p, _n_values, _may_divide, _run_again, _differentiated)
+def _n_needed_as_types(params: dict[str, Any], args: Sequence[Any]) -> int:
+    asks = params["view"].role == "supply" and not params["site"].supply.plan.has_rules  # a rule may look at values
+    return len(operands_of(args, params["site"], params["view"]).arrays) if asks else 0
+
+
+_jax.register_partial_evaluation(
+    site_p, plain_p, _n_values, _may_divide, _run_again, _differentiated, _n_needed_as_types
+)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Differentiation
