@@ -264,6 +264,9 @@ def test_two_programs_are_compared_as_by_the_tool() -> None:
     assert found["first"]["path"] == "scaled" == expected.first.path
     assert [drift["differs"] for drift in found["drifts"]] == [d.differs for d in (*expected.drifts, *expected.results)]
     assert answer(job, "comparison", {"subject": "a", "other": "a"})["first"] is None
+    names: dict[str, Any] = {"f": program, "g": other, "args": args}
+    exec(found["code"].replace("print(", "copied = ("), names)
+    assert names["copied"].first.path == "scaled"
 
 
 def test_names_of_axes() -> None:

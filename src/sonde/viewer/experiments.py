@@ -188,11 +188,16 @@ def comparison(job: Job, subject: str, other: str, prompt: str | None = None) ->
             "only_second": sorted({path for path, _ in found.only_second}),
             "unchecked": list(found.unchecked),
             "parting": None if found.parting is None else str(found.parting),
-            "code": f"{_IMPORTS}\n\n{_origin(second, prompt)}\ng = f\n{_origin(runs, prompt)}\n"
-            "print(sonde.tools.compare(f, g, grads=False)(*args))",
+            "code": _comparison_code(runs, second, prompt),
         }
 
     return runs.remembered(("comparison", other, prompt), compute)
+
+
+def _comparison_code(runs: Runs, second: Runs, prompt: str | None) -> str:
+    name = repr(second.subject.name)  # a name stays a text, whatever it holds
+    other = f"{_origin(second, prompt)}\ng = f" if second.subject.code else f"# g is the program {name}"
+    return f"{_IMPORTS}\n\n{other}\n{_origin(runs, prompt)}\nprint(sonde.tools.compare(f, g, grads=False)(*args))"
 
 
 @operation
