@@ -58,7 +58,7 @@ def test_the_command_looks_into_functions_that_have_no_marks(tmp_path: Path) -> 
     file = tmp_path / "unmarked.py"
     lines = "import jax.numpy as jnp", "def step(x):", "    big = x * 2", "    return big + 1"
     file.write_text("\n".join((*lines, "def main():", "    return step, (jnp.ones(3),)")))
-    (runs,) = _opened(f"{file}:main", None, None, (f"{file}:step",), None, 64, {}).values()
+    (runs,) = _opened(f"{file}:main", None, None, (f"{file}:step",), None, 64, {}, {}).values()
     assert isinstance(runs, Runs)
     assert runs.value(None, (), "step/big").tolist() == [2.0, 2.0, 2.0]
 
@@ -157,4 +157,4 @@ def test_code_of_the_page_runs_by_itself(ask: Callable[..., Any], model: models.
     names = {"f": model, "args": (jnp.asarray([TOKENS]),)}
     sweep = ask("sweep", path="blocks/0/attn/heads", axis=2, kind="mean")
     exec(f"{ask('python')['start']}\n{sweep['code']}", names)
-    assert len(names["results"]) == 6
+    assert len(names["scores"]) == 6

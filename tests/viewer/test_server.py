@@ -101,7 +101,8 @@ def test_hostile_names_stay_text(client: TestClient) -> None:
     subject = asked(client, "hello")["result"]["subjects"][0]
     assert subject["name"] == NASTY
     (site,) = asked(client, "sites", subject=NASTY)["result"]["sites"]
-    assert site["path"] == NASTY and site["rms"] == 2
+    (glance,) = asked(client, "glances", subject=NASTY)["result"]["glances"]
+    assert site["path"] == NASTY and glance["rms"] == 2
 
 
 def test_what_is_no_question_is_not_answered(client: TestClient) -> None:

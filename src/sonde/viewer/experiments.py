@@ -51,8 +51,8 @@ def python(
 def _origin(runs: Runs, prompt: str | None) -> str:
     """Python for the program `f` with its dictionaries, the model in it, and its arguments `args`."""
     subject = runs.subject
-    given = "f, args" + (" and dictionaries" if subject.dictionaries else "")
-    lines = [subject.code or f"# {given} are what was given to sonde.view", "model = f"]
+    opened_with = "f, args" + (" and dictionaries" if subject.dictionaries else "")
+    lines = [subject.code or f"# {opened_with} are what was given to sonde.view", "model = f"]
     if subject.dictionaries:
         lines.append("f = sonde.dictionaries.splice(f, dictionaries, keep_error=True)")
     if subject.language is not None and prompt is not None:
@@ -165,10 +165,10 @@ def comparison(job: Job, subject: str, other: str, prompt: str | None = None) ->
 
     def compute() -> Any:
         with runs.lock, second.lock:
-            found = compare(runs.subject.program, second.subject.program, grads=False, inside=runs.subject.inside)(
+            compared = compare(runs.subject.program, second.subject.program, grads=False, inside=runs.subject.inside)(
                 *args, **runs.subject.kwargs
             )
-        first = found.first
+        first = compared.first
         return {
             "drifts": [
                 {
@@ -181,13 +181,13 @@ def comparison(job: Job, subject: str, other: str, prompt: str | None = None) ->
                     "note": drift.note,
                     "is_result": drift.result,
                 }
-                for drift in (*found.drifts, *found.results)
+                for drift in (*compared.drifts, *compared.results)
             ],
             "first": None if first is None else {"path": first.path, "text": str(first)},
-            "only_first": sorted({path for path, _ in found.only_first}),
-            "only_second": sorted({path for path, _ in found.only_second}),
-            "unchecked": list(found.unchecked),
-            "parting": None if found.parting is None else str(found.parting),
+            "only_first": sorted({path for path, _ in compared.only_first}),
+            "only_second": sorted({path for path, _ in compared.only_second}),
+            "unchecked": list(compared.unchecked),
+            "parting": None if compared.parting is None else str(compared.parting),
             "code": _comparison_code(runs, second, prompt),
         }
 

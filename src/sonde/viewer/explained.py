@@ -123,7 +123,7 @@ def attribution(
 
     def make(f: Callable[..., Any], program: Any) -> Callable[..., Any]:
         def parts(*args: Any, view_tokens: Any, view_signs: Any, **kwargs: Any) -> Any:
-            found = logit_attribution(
+            attributed = logit_attribution(
                 f,
                 *known.components,
                 residual=known.residual,
@@ -133,7 +133,7 @@ def attribution(
                 writes=known.writes(program),
                 inside=runs.subject.inside,
             )(*args, **kwargs)
-            return dict(found.contributions), found.output
+            return dict(attributed.contributions), attributed.output
 
         return parts
 
@@ -144,12 +144,12 @@ def attribution(
         options = {"view_tokens": tokens, "view_signs": signs}
         return on_host(runs.call(("attribution", position), make, args, runs.placed(prompt, made), **options), "view")
 
-    found, output = runs.remembered(key, compute)
+    contributions, output = runs.remembered(key, compute)
     names = language.pieces(tokens.tolist())
     return {
         "components": [
             {"path": path, "total": number(float(np.sum(x))), "units": packed(np.atleast_1d(x)) if np.ndim(x) else None}
-            for path, x in sorted(found.items(), key=lambda entry: natural(entry[0]))
+            for path, x in sorted(contributions.items(), key=lambda entry: natural(entry[0]))
         ],
         "output": number(float(output)),
         "position": position,

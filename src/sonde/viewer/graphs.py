@@ -56,10 +56,10 @@ def graph(
     """
     runs = job.runs(subject)
     if kind == "features":
-        found = _feature_graph(runs, prompt, changes, explained)
-        small = found.prune(share, pinned=pinned)
+        unpruned = _feature_graph(runs, prompt, changes, explained)
+        small = unpruned.prune(share, pinned=pinned)
         nodes = [_feature_node(node, runs, prompt) for node in (*small.sources, *small.logits)]
-        listed, kept, total = small.edges(), len(small.features), len(found.features)
+        listed, kept, total = small.edges(), len(small.features), len(unpruned.features)
         faithful = small.explained()
     else:
         edges = _component_edges(runs, prompt, changes, explained, other)

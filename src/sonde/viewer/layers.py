@@ -37,14 +37,14 @@ def lens(job: Job, subject: str, prompt: str | None = None, changes: Any = (), k
         return parts
 
     args = runs.subject.arguments(prompt)
-    found = runs.remembered(
+    readings = runs.remembered(
         ("lens", prompt, made, k),
         lambda: on_host(runs.call(("lens", k), make, args, runs.placed(prompt, made)), "view"),
     )
-    layers = sorted(found, key=natural)
+    layers = sorted(readings, key=natural)
     layers.sort(key=lambda name: not name.startswith("embed"))
-    tokens = [np.asarray(found[name][0]).reshape(-1, *np.shape(found[name][0])[-2:])[0] for name in layers]
-    sure = [np.asarray(found[name][1]).reshape(-1, *np.shape(found[name][1])[-2:])[0] for name in layers]
+    tokens = [np.asarray(readings[name][0]).reshape(-1, *np.shape(readings[name][0])[-2:])[0] for name in layers]
+    sure = [np.asarray(readings[name][1]).reshape(-1, *np.shape(readings[name][1])[-2:])[0] for name in layers]
     ids = sorted({int(token) for layer in tokens for token in layer.reshape(-1)})
     return {
         "layers": layers,
@@ -52,7 +52,7 @@ def lens(job: Job, subject: str, prompt: str | None = None, changes: Any = (), k
         "tokens": [layer.tolist() for layer in tokens],
         "sure": packed(np.stack(sure)),
         "entropy": packed(
-            np.stack([np.asarray(found[name][2]).reshape(-1, np.shape(found[name][2])[-1])[0] for name in layers])
+            np.stack([np.asarray(readings[name][2]).reshape(-1, np.shape(readings[name][2])[-1])[0] for name in layers])
         ),
         "texts": dict(zip(map(str, ids), language.pieces(ids))),
     }

@@ -182,7 +182,7 @@ def opened_file(target: str) -> list[tuple[str, Any]]:
     if path.suffix == ".html" and path.is_file():
         return [(path.name, SavedReport(path))]
     if path.is_dir() and not (path / "config.json").exists():
-        return [found for inner in sorted(path.iterdir(), key=_runs_first) for found in opened_file(str(inner))]
+        return [entry for inner in sorted(path.iterdir(), key=_runs_first) for entry in opened_file(str(inner))]
     return []
 
 

@@ -52,10 +52,10 @@ class Job:
 
     def runs(self, subject: str) -> Runs:
         """The runs of a program that was opened."""
-        found = self.subjects.get(subject)
-        if not isinstance(found, Runs):
+        opened = self.subjects.get(subject)
+        if not isinstance(opened, Runs):
             raise ValueError(f"there is no program {subject!r} here; there are {', '.join(map(repr, self.subjects))}")
-        return found
+        return opened
 
 
 def operation(f: Operation) -> Operation:

@@ -131,8 +131,8 @@ def findings(job: Job, subject: str, prompt: str | None = None, changes: Any = (
                 title=runs.subject.name,
                 progress=lambda text, done: job.progress(round(100 * done), 100, text),
             )
-            found = look(*runs.subject.arguments(prompt), **runs.subject.kwargs)
-        data = found.to_json()
+            report = look(*runs.subject.arguments(prompt), **runs.subject.kwargs)
+        data = report.to_json()
         return {name: data[name] for name in ("findings", "source", "failure", "checked")}
 
     return runs.remembered(("findings", prompt, made), compute)

@@ -55,8 +55,8 @@ def first_answers(subjects: Subjects) -> dict[str, Any]:
     job, answers = Job(subjects), {}
 
     def ask(name: str, **arguments: Any) -> Any:
-        answers[key_of(name, arguments)] = found = answer(job, name, arguments)
-        return found
+        answers[key_of(name, arguments)] = reply = answer(job, name, arguments)
+        return reply
 
     first = ask("hello")["subjects"][0]
     if first["kind"] != "program":

@@ -153,38 +153,38 @@ class TrainingRun:
 
 
 def _run(job: Job, subject: str) -> TrainingRun:
-    found = job.subjects.get(subject)
-    if not isinstance(found, TrainingRun):
+    training = job.subjects.get(subject)
+    if not isinstance(training, TrainingRun):
         raise ValueError(f"there is no training run {subject!r} here")
-    found.read()
-    return found
+    training.read()
+    return training
 
 
 @operation
 def run(job: Job, subject: str) -> dict[str, Any]:
     """The names of all numbers of a run, and its families of layers."""
-    found = _run(job, subject)
-    with found.lock:
+    training = _run(job, subject)
+    with training.lock:
         return {
-            "steps": len(found.steps),
-            "last": found.steps[-1] if found.steps else None,
-            "names": list(found.series),
+            "steps": len(training.steps),
+            "last": training.steps[-1] if training.steps else None,
+            "names": list(training.series),
             "families": [
                 {"name": name, "members": [member for member, _ in members]}
-                for name, members in families((name, None) for name in found.series).items()
+                for name, members in families((name, None) for name in training.series).items()
                 if len(members) > 1
             ],
-            "unreadable": found.unreadable,
+            "unreadable": training.unreadable,
         }
 
 
 @operation
 def alerts(job: Job, subject: str) -> dict[str, Any]:
     """What the rules of `monitor` find in a run, and how many of its rows they have seen; ask again until all are."""
-    found = _run(job, subject)
-    with found.lock:
-        found.watch(_WATCHING)
-        return {"alerts": found.alerts, "watched": found.watched, "rows": len(found.steps)}
+    training = _run(job, subject)
+    with training.lock:
+        training.watch(_WATCHING)
+        return {"alerts": training.alerts, "watched": training.watched, "rows": len(training.steps)}
 
 
 @operation

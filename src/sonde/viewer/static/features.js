@@ -110,17 +110,17 @@ function browser(connection, place, table, { change, token }) {
   const detail = el("div", { class: "stack", id: "feature", tabindex: "-1" });
   const fill = async () => {
     const text = find.value.trim();
-    let [found, title] = [ordered(table, choice.value), `${plural(table.density.length, "feature")}, ${choice.selectedOptions[0].textContent}`];
+    let [listed, title] = [ordered(table, choice.value), `${plural(table.density.length, "feature")}, ${choice.selectedOptions[0].textContent}`];
     try {
       if (/^\d+$/.test(text) && Number(text) < table.density.length) open(Number(text));
       else if (text) {
         const answer = await connection.ask("find_features", { ...place, text });
-        [found, title] = [answer.features, `${plural(answer.of, "feature")} with “${text}”`];
+        [listed, title] = [answer.features, `${plural(answer.of, "feature")} with “${text}”`];
       }
     } catch (error) {
       title = error.message;
     }
-    list.replaceChildren(listCard(found.slice(0, AT_ONCE), { table, here: table.here, token, title, place, connection, open }));
+    list.replaceChildren(listCard(listed.slice(0, AT_ONCE), { table, here: table.here, token, title, place, connection, open }));
   };
   const open = async (index) => {
     update({ feature: index, path: current().path || place.path }, { replace: current().feature === null });
@@ -157,7 +157,7 @@ function ordered(table, by) {
   return alive;
 }
 
-function listCard(found, { table = null, here = null, token = "", title, place = null, connection = null, open = (index) => update({ feature: index }) }) {
+function listCard(listed, { table = null, here = null, token = "", title, place = null, connection = null, open = (index) => update({ feature: index }) }) {
   const columns = [["feature", null], ...(table ? [["active", (i) => percent(table.density[i])], ["mean", (i) => show(table.mean[i])], ["highest", (i) => show(table.highest[i])]] : []), ...(here ? [[`at ${token}`, (i) => show(here[i])]] : [])];
   const row = (i) =>
     el(
@@ -170,23 +170,23 @@ function listCard(found, { table = null, here = null, token = "", title, place =
   exported.addEventListener("click", async () => {
     exported.disabled = true;
     try {
-      saveJson(await connection.ask("neuronpedia", { ...place, indices: found }), `${place.path.replace(/\W+/g, "-")}-features.json`);
+      saveJson(await connection.ask("neuronpedia", { ...place, indices: listed }), `${place.path.replace(/\W+/g, "-")}-features.json`);
     } finally {
       exported.disabled = false;
     }
   });
   const dashboard = el("button", { class: "tool", type: "button" }, "Keep for the saved page");
   dashboard.addEventListener("click", async () => {
-    for (const [done, index] of found.entries()) {
-      dashboard.textContent = `${done + 1} of ${found.length}`;
+    for (const [done, index] of listed.entries()) {
+      dashboard.textContent = `${done + 1} of ${listed.length}`;
       await connection.ask("feature", { ...place, index });
     }
     dashboard.textContent = "Kept: use Save page";
   });
-  const body = found.length
-    ? el("div", { class: "scroll", tabindex: "0" }, el("table", { class: "feature-list" }, el("thead", {}, el("tr", {}, ...columns.map(([name]) => el("th", { scope: "col" }, name)))), el("tbody", {}, ...found.map(row))))
+  const body = listed.length
+    ? el("div", { class: "scroll", tabindex: "0" }, el("table", { class: "feature-list" }, el("thead", {}, el("tr", {}, ...columns.map(([name]) => el("th", { scope: "col" }, name)))), el("tbody", {}, ...listed.map(row))))
     : el("p", { class: "quiet" }, "There are none.");
-  return card(title, body, { name: "features", note: found.length === AT_ONCE ? `The first ${AT_ONCE}.` : "", more: connection && found.length ? [dashboard, exported] : [] });
+  return card(title, body, { name: "features", note: listed.length === AT_ONCE ? `The first ${AT_ONCE}.` : "", more: connection && listed.length ? [dashboard, exported] : [] });
 }
 
 const BINS = 30;

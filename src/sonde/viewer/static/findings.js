@@ -17,14 +17,14 @@ export async function findingsView(context) {
   const list = el(
     "ul",
     { class: "findings" },
-    ...answer.findings.map((found) =>
+    ...answer.findings.map((finding) =>
       el(
         "li",
-        { class: `card finding ${found.severity}` },
-        badge(found.severity),
-        el("p", {}, found.text),
-        found.help ? el("p", { class: "help" }, found.help) : null,
-        el("div", { class: "where" }, known.has(found.path) ? link(found.path) : null, found.source ? el("span", { class: "quiet mono" }, found.source) : null),
+        { class: `card finding ${finding.severity}` },
+        badge(finding.severity),
+        el("p", {}, finding.text),
+        finding.help ? el("p", { class: "help" }, finding.help) : null,
+        el("div", { class: "where" }, known.has(finding.path) ? link(finding.path) : null, finding.source ? el("span", { class: "quiet mono" }, finding.source) : null),
       ),
     ),
   );

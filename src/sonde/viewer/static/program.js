@@ -48,7 +48,7 @@ export class ProgramPage {
       explainedText: () => this.explainedText(),
       python: (code) => this.python(code),
       marks: (findings) => {
-        context.severity = new Map(findings.map((found) => [found.path, found.severity]).reverse());
+        context.severity = new Map(findings.map((finding) => [finding.path, finding.severity]).reverse());
         this.tree?.refresh();
       },
     });

@@ -47,19 +47,19 @@ export class RunPage {
     try {
       for (const run of this.runs) this.info.set(run, await this.context.connection.ask("run", { subject: run }));
       await this.fetch();
-      const found = await this.context.connection.ask("alerts", { subject: this.name });
+      const watching = await this.context.connection.ask("alerts", { subject: this.name });
       if (this.isStopped) return;
-      this.alerts = found.alerts;
-      this.watched = found.watched;
+      this.alerts = watching.alerts;
+      this.watched = watching.watched;
       const info = this.info.get(this.name);
-      const looked = found.watched < found.rows ? `, ${show(found.watched)} of them checked for alerts` : "";
+      const looked = watching.watched < watching.rows ? `, ${show(watching.watched)} of them checked for alerts` : "";
       this.context.status(`${plural(info.steps, "step")}${info.last === null ? "" : `, the last is ${show(info.last)}`}${looked}${info.unreadable ? `, ${plural(info.unreadable, "line")} could not be read` : ""}`, info.unreadable ? "bad" : "");
-      const key = JSON.stringify([this.runs, [...this.info.values()].map((i) => i.steps), found.alerts.length, this.shown, found.watched === found.rows]);
+      const key = JSON.stringify([this.runs, [...this.info.values()].map((i) => i.steps), watching.alerts.length, this.shown, watching.watched === watching.rows]);
       if (key !== this.drawn) {
         this.drawn = key;
         this.draw();
       }
-      this.timer = setTimeout(() => this.look(), found.watched < found.rows ? 50 : EVERY);
+      this.timer = setTimeout(() => this.look(), watching.watched < watching.rows ? 50 : EVERY);
     } catch (error) {
       if (this.isStopped) return;
       this.context.trouble(error);
