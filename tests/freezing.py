@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 from types import FunctionType
 
-ENOUGH = 100_000  # with fewer new objects than this, freezing does not pay
+ENOUGH = 50_000  # with fewer new objects than this, freezing does not pay
 
 
 def freeze() -> None:
