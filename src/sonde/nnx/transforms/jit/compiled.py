@@ -225,11 +225,14 @@ class _Compiler:
 
     def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any], ruled_out: Plan | None = None) -> Any:
         values, keywords = (*args, *kwargs.values()), list(kwargs)
+        # Keywords are sorted: calls that name the same arguments in another order share plans and programs.
         order = list(range(len(values)))
         if keywords and keywords != sorted(keywords):
             order = [*order[: len(args)], *sorted(order[len(args) :], key=lambda i: keywords[i - len(args)])]
         arguments = Arguments([values[i] for i in order], tuple(sorted(keywords)), self._options.static)
+        # An id may be used again after its object is gone; the memory compares the objects too.
         key = (arguments.skeleton, tuple(map(id, arguments.roots)))
+        # A capture needs the walk itself: its nodes are what the copies inside stand for.
         watched = capture_state() is not None
         if not watched and (plan := self.memory.find(key, arguments.roots, ruled_out)) is not None:
             return plan, arguments, None, order
@@ -248,6 +251,7 @@ class _Compiler:
     def _remember(self, plan: Plan, arguments: Arguments, n_args: int, keywords: list[str], order: list[int]) -> None:
         parts = arguments.skeleton[2]
         key = (arguments.skeleton, tuple(map(id, arguments.roots)))
+        # The quick way compares whole arguments; objects in a container (a tuple in the skeleton) would need a walk.
         if not self.memory.is_current(key, plan) or plan.loose or any(type(part) is tuple for part in parts):
             self.memory.last = None
             return
