@@ -15,7 +15,7 @@ from tests.tools.scanned import LAYERS, TOKENS, both
 
 import sonde
 from sonde import nnx
-from sonde.dictionaries import CrossLayerTranscoder, Dictionary, FeatureGraph, attribution_graph
+from sonde.dictionaries import CrossLayerTranscoder, Dictionary, FeatureGraph, attribution_graph, feature_attribution
 from sonde.dictionaries.cross_layer import coders_of
 
 WIDTH, HEADS, DEPTH, FEATURES = 16, 2, 8, 7
@@ -251,6 +251,17 @@ def test_devices_share_the_targets() -> None:
     shared = ask(TOKENS)
     alone = attribution_graph(both()["list"], transcoders("transcoder"), max_features=4, batch=4, tokens=[3])(TOKENS)
     np.testing.assert_allclose(shared.matrix, alone.matrix, rtol=1e-5, atol=1e-6)
+
+
+def test_a_part_of_the_targets_and_features_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for long texts, of which not all gradients fit into memory."""
+    ask = lambda: attribution_graph(both()["list"], transcoders("transcoder"), max_features=4, batch=4, tokens=[3])
+    whole = ask()(TOKENS)
+    monkeypatch.setattr(feature_attribution, "_TOGETHER", 1)
+    monkeypatch.setattr(feature_attribution, "_ROWS_TOGETHER", 4)
+    in_parts = ask()(TOKENS)
+    assert in_parts.sources == whole.sources and in_parts.targets == whole.targets
+    np.testing.assert_allclose(in_parts.matrix, whole.matrix, rtol=1e-5, atol=1e-7)
 
 
 def test_a_program_that_is_not_linear_is_an_error() -> None:

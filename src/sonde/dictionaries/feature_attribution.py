@@ -52,6 +52,8 @@ P = ParamSpec("P")
 Place = tuple[tuple[str, int], tuple[int, ...]]  # where a rule meets a value: path and call; rows of named loops
 _VERB = "attribution_graph"
 _KEPT = 2**14  # how many of the sources of one target are kept, at most
+_TOGETHER = 2**31  # bytes of gradients
+_ROWS_TOGETHER = 2**12  # decoder rows of active features
 FROZEN = ("**/attn/weights", "**/factor")
 
 
@@ -154,7 +156,9 @@ class AttributionGraph(Generic[P]):
     def __init__(self, f: Callable[P, Any], coders: Sequence[Any], asked: _Asked, choice: _Choice) -> None:
         self._f, self._coders, self._asked, self._choice = f, coders, asked, choice
         self._places = tuple((coder.reads, coder.writes) for coder in coders)
-        programs = (_observe, _features, _at_zero, _edges_into)
+        # On a mesh, the targets that are pulled back together are on different devices.
+        edges = functools.partial(_edges_into, most=_TOGETHER if choice.mesh is None else math.inf)
+        programs = (_observe, _features, _at_zero, edges)
         self._observe, self._features, self._at_zero, self._edges_into = (
             JitByStaticPart(functools.partial(program, asked, self._places)) for program in programs
         )
@@ -265,6 +269,8 @@ def _edges_into(
     records: Records,
     written: _Written,
     targets: list[jax.Array],
+    *,
+    most: float,
 ) -> Any:
     """For each target, its largest edges: which sources, and how large; and the sum of all edges, and of their sizes.
 
@@ -276,6 +282,8 @@ def _edges_into(
         records: What `_observe` returned.
         written: What is written.
         targets: Layer, position and index of each target; and the direction along which it reads.
+        most: How many bytes the gradients of targets that are pulled back together may take. Those of one target are
+            as large as all values that are written, and all logits at all positions.
     """
     dictionaries: list[Dictionary] = static.whole(arrays)[3]
     names, values = _writes(places), _values(records, _writes(places))
@@ -301,7 +309,7 @@ def _edges_into(
             at, feature = written.position[k], written.feature[k]
             total = jnp.zeros(len(at))
             for name, matrix in zip(named, _decoders(dictionary, len(named))):
-                total += jnp.sum(matrix[feature] * of_writes[names.index(name)][at], -1)
+                total += _along(matrix, of_writes[names.index(name)], feature, at)
             edges.append(total * written.act[k])
         edges += [jnp.sum(e * g, -1) for e, g in zip(written.errors, of_writes)]
         edges.append(jnp.sum(written.embeddings * of_embeddings, -1))
@@ -310,7 +318,24 @@ def _edges_into(
         which = jnp.arange(kept) if kept == len(every) else jax.lax.top_k(jnp.abs(every), kept)[1]
         return which, every[which], jnp.sum(every), jnp.sum(jnp.abs(every))
 
-    return jax.lax.map(of_target, jax.vmap(gradients)(*targets))
+    def of_part(part: list[jax.Array]) -> Any:
+        return jax.lax.map(of_target, jax.vmap(gradients)(*part))
+
+    of_one = reads[0].shape[0] * (len(logits) + 2 * sum(value.shape[1] for value in values)) * 4
+    size = next(n for n in range(len(targets[0]), 0, -1) if len(targets[0]) % n == 0 and (n * of_one <= most or n == 1))
+    parts = [x.reshape(-1, size, *x.shape[1:]) for x in targets]
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.lax.map(of_part, parts))
+
+
+def _along(matrix: jax.Array, gradients: jax.Array, rows: jax.Array, positions: jax.Array) -> jax.Array:
+    """The products of rows of a matrix with the gradients at some positions, a bounded number at a time."""
+
+    def product(row: jax.Array, position: jax.Array) -> jax.Array:
+        return jnp.sum(matrix[row] * gradients[position], -1)
+
+    if len(rows) <= _ROWS_TOGETHER:
+        return product(rows, positions)
+    return jax.lax.map(lambda pair: product(*pair), (rows, positions), batch_size=_ROWS_TOGETHER)
 
 
 def _linear(
