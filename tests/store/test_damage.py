@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import time
@@ -252,6 +253,26 @@ def test_a_file_that_disappears_while_a_store_is_open(tmp_path):
         kept["a/h"][:]
     with pytest.raises(StoreError, match="cannot read values/a/h"):
         next(batches)
+
+
+@pytest.mark.parametrize("kind", ["link", "link to nothing", "pipe", "folder"])
+def test_what_is_in_the_place_of_a_file_is_not_written(tmp_path, kind):
+    folder, other = tmp_path / "store", tmp_path / "other"
+    store.harvest(with_numbers, inputs()[:3], folder, keys=keys, progress=False)
+    (file,) = [path for path in (folder / "values" / "relu" / "c").rglob("*") if path.is_file()]
+    data = file.read_bytes()
+    file.unlink()
+    if kind == "link":
+        other.write_bytes(data)
+    if kind.startswith("link"):
+        file.symlink_to(other)
+    elif kind == "pipe":
+        os.mkfifo(file)
+    else:
+        file.mkdir()
+    with pytest.raises(StoreError, match=f"cannot write to the store .*{file.name}: "):
+        store.harvest(with_numbers, inputs(), folder, keys=keys, progress=False)
+    assert other.read_bytes() == data if kind == "link" else not other.exists()
 
 
 def test_without_verification_a_missing_file_is_still_an_error(whole, tmp_path):

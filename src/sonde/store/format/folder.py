@@ -223,7 +223,7 @@ class Folder:
         """A block that writes files; what the system says against it is a StoreError."""
         try:
             yield
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise self.failed(error) from error
 
     def disappeared(self) -> StoreError:
@@ -264,6 +264,6 @@ class Folder:
 def reason(error: BaseException | None) -> str:
     """The message of an error of the system, or of TensorStore without its description of the array."""
     if isinstance(error, OSError) and error.strerror:
-        return error.strerror
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     said = str(error).split(" [", 1)[0].strip().replace("\\x00", "/")  # between a folder and a file
     return said.splitlines()[0].rstrip(":") if said else type(error).__name__

@@ -124,10 +124,11 @@ class RowFiles:
 
 
 @contextlib.contextmanager
-def _opened(folder: Path, name: str) -> Iterator[int]:
+def _opened(folder: Path, name: str, flags: int = os.O_RDONLY) -> Iterator[int]:
+    # Others may have put something else there: opening a pipe must not wait, and what a link leads to is not written.
+    flags |= os.O_NONBLOCK | (0 if flags == os.O_RDONLY else os.O_NOFOLLOW)
     try:
-        # If it is a pipe, which nothing that Sonde wrote is, opening must not wait for a writer.
-        descriptor = os.open(folder / name, os.O_RDONLY | os.O_NONBLOCK)
+        descriptor = os.open(folder / name, flags, 0o666)
     except FileNotFoundError:
         raise ValueError(f"{name} is missing") from None
     try:
@@ -182,7 +183,7 @@ class RowWriter:
 
     def __init__(self, folder: Folder, infos: Iterable[ArrayInfo], memory: int = 1 << 28) -> None:
         self._folder, self._memory = folder, memory
-        self._files = {f"{info.folder}/": RowFiles(info) for info in infos}
+        self._files = {info.folder: RowFiles(info) for info in infos}
         self._arrays = list(self._files.values())
         self._written = Written()
 
@@ -245,11 +246,11 @@ class RowWriter:
         for files, n_rows in zip(self._arrays, counts):
             first = 0 if every else max(0, (n_rows - 1) // files.info.file[0] * files.info.file[0])
             for name, span in files.names(first, n_rows):
-                with self._folder.writing(), open(local / name, "r+b", buffering=0) as file:
-                    _write_at(file.fileno(), files.head, 0)
-                    file.truncate(files.end_of(span[1] - span[0]))  # what follows is of a harvest that was killed
-                    file.truncate(files.size(span[1] - span[0]))
-                    os.fsync(file.fileno())
+                with self._folder.writing(), _opened(local, name, os.O_WRONLY) as descriptor:
+                    _write_at(descriptor, files.head, 0)
+                    os.ftruncate(descriptor, files.end_of(span[1] - span[0]))  # more is of a harvest that was killed
+                    os.ftruncate(descriptor, files.size(span[1] - span[0]))
+                    os.fsync(descriptor)
 
     @staticmethod
     def _each(do: Callable[[str], None], names: Iterable[str], at_once: int) -> None:
@@ -268,26 +269,19 @@ class RowWriter:
                 _write_at(written.scratch.fileno(), data, start)
                 waiting.append((offset, len(data), start))
             return
-        descriptor = self._opened_to_write(local, name)
-        try:
+        path = local / name
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            written.folders.update(parent for parent in path.parents if parent.is_relative_to(local))
+        with _opened(local, name, os.O_WRONLY | os.O_CREAT) as descriptor:
             _write_at(descriptor, files.head, 0)
             for offset, data in runs:
                 _write_at(descriptor, data, offset)
-        finally:
-            os.close(descriptor)
-
-    def _opened_to_write(self, folder: Path, name: str) -> int:
-        path = folder / name
-        with contextlib.suppress(FileNotFoundError):
-            return os.open(path, os.O_WRONLY)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._written.folders.update(parent for parent in path.parents if parent.is_relative_to(folder))
-        return os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
 
     def _send(self, name: str, written: Written) -> None:
         """Writes rows into an object. Another process may write other rows into it meanwhile."""
         assert written.scratch is not None
-        files = next(files for folder, files in self._files.items() if name.startswith(folder))
+        files = self._files["/".join(name.split("/")[:2])]
         parts, scratch = written.files[name], written.scratch.fileno()
         end = max(offset + length for offset, length, _ in parts)
         size = files.size(-(-(end - files.start) // (files.end_of(1) - files.start)))
