@@ -23,8 +23,9 @@ def freeze() -> None:
     gc.collect()  # `inside=` hears of this, and lists the functions that it needs of the new ones
     objects = gc.get_objects()
     heap.add_frozen(x for x in objects if type(x) is FunctionType)
-    # At most so many are frozen then. To count millions of them takes 0.2 s.
-    heap._n_frozen, heap._may_have_frozen = heap._n_frozen + len(objects) + 1000, False
+    # At most so many are frozen then. To count millions of them takes 0.2 s, so it is done once, when there are few.
+    heap._n_frozen = (heap._n_frozen or gc.get_freeze_count()) + len(objects) + 1000
+    heap._may_have_frozen = False
     del objects
     gc.freeze()
     heap._young = lambda: None

@@ -79,7 +79,7 @@ class Heap:
             return False
         self._n_frozen = gc.get_freeze_count()
         self._frozen.clear()
-        self.add_frozen(x for x in _reachable() if type(x) is FunctionType)
+        self.add_frozen(_reachable())
         return True
 
     def _check_young(self, young: list[FunctionType]) -> None:
@@ -153,18 +153,20 @@ _PARTS = 10_000  # objects that are searched at a time
 _NO_REFERENTS = (str, int, float, bytes, bool, CodeType, type(None))
 
 
-def _reachable() -> list[Any]:
-    """Every object that can be reached from a module or a listed object; see `_listed` for why not from tuples."""
-    found: dict[int, Any] = {}
+def _reachable() -> list[FunctionType]:
+    """The functions that can be reached from a module or a listed object; see `_listed` for why not from tuples."""
+    reachable: dict[int, Any] = {}
     todo: list[Any] = [*sys.modules.values(), *_listed(None, test=operator.is_not, kind=tuple)]
     while todo:
         part = todo[-_PARTS:]
         del todo[-_PARTS:]
         for x in gc.get_referents(*part):
-            if id(x) not in found and type(x) not in _NO_REFERENTS:
-                found[id(x)] = x
+            if id(x) not in reachable and type(x) not in _NO_REFERENTS:
+                reachable[id(x)] = x
                 todo.append(x)
-    return list(found.values())
+    functions = [x for x in reachable.values() if type(x) is FunctionType]
+    reachable.clear()  # it is a listed object itself: it would keep everything alive until the next collection
+    return functions
 
 
 HEAP = Heap()
