@@ -156,7 +156,8 @@ _NO_REFERENTS = (str, int, float, bytes, bool, CodeType, type(None))
 def _reachable() -> list[FunctionType]:
     """The functions that can be reached from a module or a listed object; see `_listed` for why not from tuples."""
     reachable: dict[int, Any] = {}
-    todo: list[Any] = [*sys.modules.values(), *_listed(None, test=operator.is_not, kind=tuple)]
+    listed = _listed(None, test=operator.is_not, kind=tuple)
+    todo: list[Any] = [*sys.modules.values(), *listed]
     while todo:
         part = todo[-_PARTS:]
         del todo[-_PARTS:]
@@ -165,7 +166,9 @@ def _reachable() -> list[FunctionType]:
                 reachable[id(x)] = x
                 todo.append(x)
     functions = [x for x in reachable.values() if type(x) is FunctionType]
-    reachable.clear()  # it is a listed object itself: it would keep everything alive until the next collection
+    # They are listed objects themselves, and would keep everything alive until the next collection.
+    listed.clear()
+    reachable.clear()
     return functions
 
 
