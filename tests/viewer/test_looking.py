@@ -98,6 +98,15 @@ def test_a_picture_is_the_part_that_was_asked_for(
     np.testing.assert_allclose(found, cut(value), rtol=1e-4, atol=1e-6)
 
 
+def test_what_is_not_there_is_not_shown_as_something_else(ask: Callable[..., Any]) -> None:
+    for index in ([0, 6, 0], [0, -1, 0]):
+        with pytest.raises(ValueError, match="6 indices along length"):
+            ask("picture", path="blocks/0/out", rows=-1, columns=2, index=index)
+    for position in (6, -7):
+        with pytest.raises(ValueError, match=f"6 tokens, and none at position {position}"):
+            ask("attribution", explained={"position": position})
+
+
 def test_gradients_are_those_of_the_tool(ask: Callable[..., Any], model: models.Decoder) -> None:
     _, records = tools.site_gradients(model, "blocks/*/out", metric=metric)(*ARGS)
     for layer in range(3):

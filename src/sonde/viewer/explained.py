@@ -34,7 +34,10 @@ def explained_number(runs: Runs, prompt: str | None, explained: Any) -> tuple[in
     if language is None or language.logits is None:
         return 0, np.zeros(2, np.int32), np.zeros(2, np.float32)
     length = len(runs.subject.token_ids(prompt))
-    position = int(explained.get("position", -1)) % length
+    position = int(explained.get("position", -1))
+    if not -length <= position < length:
+        raise ValueError(f"the prompt has {length} tokens, and none at position {position}: choose one of them")
+    position %= length
 
     def token(name: str) -> int | None:
         asked = explained.get(name)

@@ -182,10 +182,11 @@ def picture(
     drawn = [axis for axis in (each, rows, columns) if axis is not None and 0 <= axis < value.ndim]
     if len(set(drawn)) != len(drawn):
         raise ValueError("a picture needs different axes for its rows and columns")
-    chosen = [*index, *[0] * value.ndim]
-    cut_out = value[
-        tuple(slice(None) if d in drawn else min(int(chosen[d]), size - 1) for d, size in enumerate(value.shape))
-    ]
+    chosen = [int(i) for i in index] + [0] * (value.ndim - len(index))
+    for axis, (i, size) in enumerate(zip(chosen, value.shape)):
+        if axis not in drawn and not 0 <= i < size:
+            raise ValueError(f"{path} has {size} indices along {array.axes[axis]}, and not {i}")
+    cut_out = value[tuple(slice(None) if axis in drawn else i for axis, i in enumerate(chosen[: value.ndim]))]
     whole = np.transpose(cut_out, [sorted(drawn).index(d) for d in drawn])
     whole = whole.reshape((1,) * (2 - whole.ndim) + whole.shape)
     cut = list(whole.shape)

@@ -35,7 +35,7 @@ export async function featuresView(context) {
   choice.addEventListener("change", () => update({ path: choice.value, feature: null }));
   const box = el("div", { class: "stack" }, el("div", { class: "section-head" }, el("h2", {}, "Features"), el("label", { class: "inline" }, "Dictionary ", choice)));
   const change = { dictionary, axes };
-  const token = visible(context.tokens[position]?.text ?? String(position));
+  const token = along < 0 ? "the first example" : visible(context.tokens[position]?.text ?? String(position));
   box.append(spliceCard(dictionary));
   if (store) box.append(await featureBrowser(context.connection, { subject: store.name, path: dictionary.path }, { here, change, token }));
   else {
