@@ -16,7 +16,18 @@ from importlib import resources
 from typing import Any
 
 _STYLES = ("theme.css", "parts.css", "layout.css")
-_SCRIPTS = ("elements.js", "colors.js", "charts.js", "maps.js", "tree.js", "site.js", "flow.js", "heads.js", "page.js")
+_SCRIPTS = (
+    "elements.js",
+    "colors.js",
+    "charts.js",
+    "maps.js",
+    "tree.js",
+    "findings.js",
+    "site.js",
+    "flow.js",
+    "heads.js",
+    "page.js",
+)
 _PARTS = re.compile(r"\{\{(\w+)\}\}")
 
 

@@ -21,7 +21,7 @@ _DECLARED = re.compile(r"^(?:async )?(?:function|const|let|class) (\w+)", re.MUL
 _EXPORTED = re.compile(r"^export (?:async )?(?:function|const|let|class) (\w+)", re.MULTILINE)
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "/static/([\w.]+)";\n', re.MULTILINE)
 _SHARED = {
-    "shared.js": ("elements.js", "colors.js", "charts.js", "maps.js", "tree.js"),
+    "shared.js": ("elements.js", "colors.js", "charts.js", "maps.js", "tree.js", "findings.js"),
     "shared.css": ("theme.css", "parts.css", "layout.css"),
 }
 _STYLES = ("shared.css", "app.css")

@@ -64,40 +64,7 @@ function askedPath() {
   }
 }
 
-function badge(severity) {
-  return el("span", { class: `badge ${severity}` }, `${MARKS[severity]} ${severity}`);
-}
-
-function finding(f) {
-  const where = el("div", { class: "where" });
-  const known = f.path && byPath.has(f.path);
-  if (known)
-    where.append(
-      el("button", { class: "link", type: "button", on: { click: () => select(f.path) } }, `Show ${f.path}`),
-    );
-  if (f.source) where.append(el("span", { class: "quiet mono" }, f.source));
-  const others = f.also.filter((path) => byPath.has(path));
-  if (others.length) {
-    const list = el("details", {}, el("summary", {}, `${plural(others.length, "more site")}`));
-    list.addEventListener("toggle", () => {
-      if (!list.open || list.childElementCount > 1) return;
-      list.append(
-        ...others.map((path) =>
-          el("div", {}, el("button", { class: "link", type: "button", on: { click: () => select(path) } }, path)),
-        ),
-      );
-    });
-    where.append(list);
-  }
-  return el(
-    "li",
-    { class: `card finding ${f.severity}` },
-    badge(f.severity),
-    el("p", {}, f.text),
-    f.help ? el("p", { class: "help" }, f.help) : null,
-    where.childElementCount ? where : null,
-  );
-}
+const finding = (entry) => findingItem(entry, { has: (path) => byPath.has(path), open: select });
 
 const FINDINGS_AT_ONCE = 12;
 
@@ -198,22 +165,7 @@ function drawPanels() {
 function drawSource() {
   const functions = data.source || [];
   $("source").hidden = !functions.length;
-  const line = (f, [number, code, margin]) =>
-    el(
-      "tr",
-      { class: number === f.worst ? "worst" : null },
-      el("td", { class: "quiet" }, String(number)),
-      el("td", {}, el("code", {}, code)),
-      el("td", {}, margin),
-    );
-  const one = (f, i) =>
-    el(
-      "details",
-      { class: "card", open: i === 0 },
-      el("summary", {}, `${f.name}, ${f.place}`),
-      el("table", { class: "source" }, ...f.lines.map((l) => line(f, l))),
-    );
-  $("source-body").replaceChildren(...functions.map(one));
+  $("source-body").replaceChildren(...sourceList(functions));
 }
 
 function start() {
