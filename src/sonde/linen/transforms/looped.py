@@ -344,7 +344,7 @@ def _remat_scan(
         return carry, None
 
     def rematerialized(scopes: Sequence[Scope], carry: object) -> Any:
-        if len(lengths) == 1:
+        if len(lengths) == 1:  # the innermost iteration is rematerialized already
             return iteration(scopes, carry)
         return run_checkpoint(bridge.on(scopes), iteration, (carry,), {}, prevent_cse=False, policy=policy)
 

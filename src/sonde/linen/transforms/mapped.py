@@ -74,6 +74,7 @@ def _vmap(
     ignore_keywords(kwargs, "vmap", bridge.module)
     by = group(variable_axes)
 
+    # A sown value differs from element to element: only a collection with an output axis can hold it.
     def keeps_sown(scope: Scope, collection: str, name: str, grows: bool) -> bool:
         index = first_match(by.filters_out, collection)
         return index is not None and by.axes_out[index] is not None
@@ -86,6 +87,7 @@ def _vmap(
         rngs=tuple(split_rngs),
         keeps_sown=keeps_sown,
     )
+    # Inside, a variable has lost the mapped axis; the names of its axes must have lost it too, and get it back outside.
     variables = tuple(
         g if axis is None else meta.remove_axis(g, axis, metadata_params)
         for g, axis in zip(lifting.variables, by.axes_in)

@@ -247,6 +247,7 @@ class _Bound:
             grad_leaves = {path[1:]: raw(leaf) for path, leaf in walked.flat()}
             surplus = [path for path in grad_leaves if path not in leaves]
             missing = [path for path in leaves if path not in grad_leaves]
+            # With graph updates a State may leave Variables out; they have zeros as their cotangents.
             if surplus or (missing and not self._updates):
                 raise TypeError(
                     f"nnx.custom_vjp: the backward rule returned a cotangent with {len(grad_leaves)} leaves for "

@@ -305,6 +305,7 @@ def same_form(structure: Definition, walked: Definition, name: str, *, static: b
     keys, children = children_of(structure)
     before = children[list(keys).index(name)]
     (after,) = children_of(walked)[1]
+    # Objects are numbered as each walk meets them, so one object may have two numbers: those that go together.
     first: dict[int, int] = {}
 
     def differ(a: Definition, b: Definition, path: Path) -> str | None:
