@@ -69,7 +69,7 @@ class Interrupt:
                 raise KeyboardInterrupt
 
 
-PARTS = 6
+PARTS = 12
 
 
 @pytest.mark.every(PARTS)
