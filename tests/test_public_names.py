@@ -39,6 +39,9 @@ def test_a_stub_lists_only_public_names_and_their_homes(package: types.ModuleTyp
         for alias in statement.names:
             assert alias.name == alias.asname or package is not sonde.nnx, ast.unparse(statement)
             assert getattr(package, alias.asname) is not None
+            # Importing a module of that name would put the module in the place of what the name stands for.
+            namesake = Path(package.__file__).with_name(f"{alias.asname}.py")
+            assert statement.module == package.__name__ or not namesake.exists(), namesake
 
 
 @pytest.mark.parametrize("package", ["sonde", "sonde.nnx", "sonde.tools"])

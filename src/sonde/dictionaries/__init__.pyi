@@ -1,7 +1,7 @@
 """The public names of `sonde.dictionaries`, each with the module that has it."""
 
-from sonde.dictionaries.absorption import Absorption as Absorption
-from sonde.dictionaries.absorption import absorption as absorption
+from sonde.dictionaries.absorbed_features import Absorption as Absorption
+from sonde.dictionaries.absorbed_features import absorption as absorption
 from sonde.dictionaries.cross_layer import CrossLayerTranscoder as CrossLayerTranscoder
 from sonde.dictionaries.crosscoder import Crosscoder as Crosscoder
 from sonde.dictionaries.dictionary import Dictionary as Dictionary
