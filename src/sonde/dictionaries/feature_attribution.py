@@ -42,7 +42,18 @@ from sonde.core import (
 )
 from sonde.dictionaries.cross_layer import Transcoders, coders_of
 from sonde.dictionaries.dictionary import Dictionary
-from sonde.dictionaries.feature_graph import FeatureGraph, GraphNode
+from sonde.dictionaries.feature_graph import FeatureGraph
+from sonde.dictionaries.feature_search import (
+    Choice,
+    EdgesInto,
+    Sources,
+    Target,
+    check_sums,
+    edges_by_influence,
+    graph_of,
+    logit_targets,
+    probabilities,
+)
 from sonde.errors import CaptureError
 from sonde.tools.circuits.edge_nodes import in_unnamed_loop
 from sonde.tools.execution.record_values import Seen, chooses, each_seen
@@ -121,7 +132,7 @@ def attribution_graph(
         )
     (at_start,), constant = (check_patterns(patterns, _VERB) for patterns in (embedded, frozen))
     asked = _Asked(at_start, constant, logits or _last_logits, inside_request(inside))
-    choice = _Choice(None if tokens is None else tuple(map(int, tokens)), max_features, max_logits, batch, mesh)
+    choice = Choice(None if tokens is None else tuple(map(int, tokens)), max_features, max_logits, batch, mesh)
     return AttributionGraph(f, coders_of(transcoders, _VERB), asked, choice)
 
 
@@ -135,17 +146,6 @@ class _Asked:
     inside: InsideRequest | None
 
 
-@dataclasses.dataclass(frozen=True)
-class _Choice:
-    """Which nodes the graph gets, and how they are computed."""
-
-    tokens: tuple[int, ...] | None
-    max_features: int
-    max_logits: int
-    batch: int
-    mesh: jax.sharding.Mesh | None
-
-
 def _last_logits(result: Any) -> Any:
     return result.reshape(-1, result.shape[-1])[-1]
 
@@ -153,7 +153,7 @@ def _last_logits(result: Any) -> Any:
 class AttributionGraph(Generic[P]):
     """What `attribution_graph` returns: a function with the arguments of the program that returns a `FeatureGraph`."""
 
-    def __init__(self, f: Callable[P, Any], coders: Sequence[Any], asked: _Asked, choice: _Choice) -> None:
+    def __init__(self, f: Callable[P, Any], coders: Sequence[Any], asked: _Asked, choice: Choice) -> None:
         self._f, self._coders, self._asked, self._choice = f, coders, asked, choice
         self._places = tuple((coder.reads, coder.writes) for coder in coders)
         # On a mesh, the targets that are pulled back together are on different devices.
@@ -170,12 +170,12 @@ class AttributionGraph(Generic[P]):
         arrays = self._spread(arrays, False)
         logits, records = self._observe(static, arrays)
         acts, errors, embeddings = self._features(static, arrays, records)
-        sources = _Sources.of([np.asarray(a) for a in acts], len(errors), len(embeddings))
+        sources = Sources.of([np.asarray(a) for a in acts], len(errors), len(embeddings))
         written = _Written(list(errors), embeddings, *map(jnp.asarray, (sources.position, sources.index, sources.act)))
         zero_reads, zero_logits = self._at_zero(static, arrays, records)
         encoders = [_encoder(d) for d in dictionaries]
 
-        def rows(targets: Sequence[_Target]) -> list[_Row]:
+        def rows(targets: Sequence[Target]) -> list[EdgesInto]:
             padded = [*targets, *[targets[-1]] * (self._choice.batch - len(targets))]
             directions = np.zeros((len(padded), max(d.d_in for d in dictionaries)), np.float32)
             for i, target in enumerate(padded):
@@ -185,9 +185,9 @@ class AttributionGraph(Generic[P]):
             numbers = np.array([target[:3] for target in padded], np.int32)
             batch = self._spread([numbers, directions], True)
             computed = jax.device_get(self._edges_into(static, arrays, records, written, batch))
-            return [_Row(*(x[i] for x in computed)) for i in range(len(targets))]
+            return [EdgesInto(*(x[i] for x in computed)) for i in range(len(targets))]
 
-        def bias(target: _Target) -> float:
+        def bias(target: Target) -> float:
             if target.layer == len(encoders):
                 return float(zero_logits[target.number] - np.mean(zero_logits))
             matrix, biases = encoders[target.layer]
@@ -196,11 +196,11 @@ class AttributionGraph(Generic[P]):
         zero_reads, zero_logits, logits = jax.device_get((zero_reads, zero_logits, logits))
         exact = float(np.finfo(np.float32).eps if logits.dtype == np.float64 else jnp.finfo(logits.dtype).eps)
         lowest = max([exact, *(float(jnp.finfo(x.dtype).eps) for x in zero_reads)])
-        targets = _targets(sources, logits, self._choice)
-        found = _search(sources, targets, rows, self._choice)
+        targets = logit_targets(sources, logits, self._choice)
+        found = edges_by_influence(sources, targets, rows, self._choice)
         biases = {target: bias(target) for target in found}
-        _check_sums(found, biases, 4 * math.sqrt(lowest))
-        return _graph(found, biases, sources, _probabilities(logits))
+        check_sums(found, biases, 4 * math.sqrt(lowest))
+        return graph_of(found, biases, sources, probabilities(logits))
 
     def _spread(self, arrays: list[Any], by_target: bool) -> list[Any]:
         """Arrays on the devices of the mesh: one part of the targets on each, or all of the array on all."""
@@ -473,192 +473,3 @@ def _decoder_biases(places: Places, dictionaries: Sequence[Dictionary]) -> list[
         for name, bias in zip(named, jnp.split(dictionary.decoder_bias[...], len(named))):
             total[names.index(name)] += bias
     return total
-
-
-# What runs on the host: which targets, and the graph.
-
-
-@dataclasses.dataclass(frozen=True)
-class _Sources:
-    """All that writes: active features by layer, padded to one number; then errors, then tokens.
-
-    Attributes:
-        position: Layers by features: where each is active.
-        index: Its number in the dictionary.
-        act: How active it is; 0 for padding.
-        counts: How many are active in each layer.
-        errors: How many values are replaced, each with an error at every position.
-        length: How many positions there are.
-    """
-
-    position: np.ndarray
-    index: np.ndarray
-    act: np.ndarray
-    counts: tuple[int, ...]
-    errors: int
-    length: int
-
-    @classmethod
-    def of(cls, acts: Sequence[np.ndarray], errors: int, length: int) -> _Sources:
-        """The sources of features by layer, positions by features."""
-        active = [np.nonzero(a) for a in acts]
-        counts = tuple(len(at) for at, _ in active)
-        size = 1 << (max([*counts, 1]) - 1).bit_length()  # few sizes, so that few programs are compiled
-        position, index = (np.zeros((len(acts), size), np.int32) for _ in range(2))
-        act = np.zeros((len(acts), size), np.float32)
-        for k, (at, which) in enumerate(active):
-            position[k, : len(at)], index[k, : len(at)], act[k, : len(at)] = at, which, acts[k][at, which]
-        return cls(position, index, act, counts, errors, length)
-
-    @property
-    def features(self) -> int:
-        """How many numbers features have, with padding."""
-        return self.act.size
-
-    def node(self, number: int) -> GraphNode:
-        """The node of a source."""
-        size = self.act.shape[1]
-        if number < self.features:
-            k, n = divmod(number, size)
-            return GraphNode("feature", k, int(self.position[k, n]), int(self.index[k, n]), float(self.act[k, n]))
-        layer, position = divmod(number - self.features, self.length)
-        if layer < self.errors:
-            return GraphNode("error", layer, position, -1, math.nan)
-        return GraphNode("token", -1, position, -1, math.nan)
-
-
-class _Target(NamedTuple):
-    """What edges lead to: a feature, or a logit, whose layer is the number of layers.
-
-    Attributes:
-        layer: The number of the transcoder.
-        position: The position.
-        number: The number of the feature, or the token.
-        source: Its number among the sources; -1 for a logit.
-        value: What the edges and the bias add up to.
-        share: For a logit, its probability.
-    """
-
-    layer: int
-    position: int
-    number: int
-    source: int
-    value: float
-    share: float = 0.0
-
-
-class _Row(NamedTuple):
-    """The edges into a target."""
-
-    which: np.ndarray
-    edges: np.ndarray
-    total: float
-    size: float
-
-
-def _probabilities(logits: np.ndarray) -> np.ndarray:
-    exps = np.exp(logits.astype(np.float64) - logits.max())
-    return exps / exps.sum()
-
-
-def _targets(sources: _Sources, logits: np.ndarray, choice: _Choice) -> list[_Target]:
-    """The logits."""
-    shares = _probabilities(logits)
-    if choice.tokens is None:
-        order = np.argsort(-shares, kind="stable")[: choice.max_logits]
-        enough = int(np.searchsorted(np.cumsum(shares[order]), 0.95)) + 1
-        tokens = [int(token) for token in order[:enough]]
-    else:
-        tokens = list(choice.tokens)
-        if not tokens or any(not 0 <= token < len(logits) for token in tokens):
-            raise ValueError(f"{_VERB}: tokens= are numbers from 0 to {len(logits) - 1}, got {tokens}")
-    mean = float(np.mean(logits.astype(np.float64)))
-    layers, last = len(sources.counts), sources.length - 1
-    return [_Target(layers, last, token, -1, float(logits[token]) - mean, float(shares[token])) for token in tokens]
-
-
-def _search(
-    sources: _Sources, logits: Sequence[_Target], rows: Callable[[Sequence[_Target]], list[_Row]], choice: _Choice
-) -> dict[_Target, _Row]:
-    """The edges into the logits, and into the features that have the most influence on them."""
-    found: dict[_Target, _Row] = {}
-    for start in range(0, len(logits), choice.batch):
-        part = logits[start : start + choice.batch]
-        found |= dict(zip(part, rows(part)))
-    every = [k * sources.act.shape[1] + n for k, count in enumerate(sources.counts) for n in range(count)]
-    waiting = np.zeros(sources.features, bool)
-    waiting[every] = True
-    most = min(choice.max_features, len(every))
-    features = 0
-    while features < most:
-        # Each time more rows are known, the influence of the others is known better.
-        strength = np.where(waiting, _influence(sources, found) if most < len(every) else 1.0, -1.0)
-        step = min(choice.batch, most - features)
-        numbers = np.argsort(-strength, kind="stable")[:step]
-        nodes = [sources.node(int(number)) for number in numbers]
-        part = [_Target(n.layer, n.position, n.index, int(i), n.value) for n, i in zip(nodes, numbers)]
-        found |= dict(zip(part, rows(part)))
-        waiting[numbers] = False
-        features += step
-    return found
-
-
-def _influence(sources: _Sources, rows: Mapping[_Target, _Row]) -> np.ndarray:
-    """How much of the logits goes through each feature, along the edges that are known."""
-    weight = np.zeros(sources.features)
-    known = sorted(rows, key=lambda target: -target.layer)
-    for target in known:  # later layers first: all that a target goes into has been visited
-        share = target.share if target.source < 0 else weight[target.source]
-        row = rows[target]
-        if share and row.size:
-            inside = row.which < sources.features
-            np.add.at(weight, row.which[inside], share * np.abs(row.edges[inside]) / row.size)
-    return weight
-
-
-def _check_sums(rows: Mapping[_Target, _Row], biases: Mapping[_Target, float], tolerance: float) -> None:
-    for target, row in rows.items():
-        total = float(row.total) + biases[target]
-        if not abs(total - target.value) <= tolerance * (float(row.size) + abs(biases[target]) + abs(target.value)):
-            name = "logit" if target.source < 0 else f"feature of transcoder {target.layer}"
-            raise ValueError(
-                f"{_VERB}: the edges into {name} {target.number} at position {target.position} and its bias add up to "
-                f"{total:.6g}, but its value is {target.value:.6g}: the program is not linear there. Hold more sites "
-                "constant with frozen= (attention weights, factors of norms), give every MLP a transcoder, and undo a "
-                "cap of the logits with logits="
-            )
-
-
-def _graph(
-    rows: Mapping[_Target, _Row], biases: Mapping[_Target, float], sources: _Sources, shares: np.ndarray
-) -> FeatureGraph:
-    targets = sorted(rows, key=lambda t: (t.layer, t.position, t.number))
-    numbers = [target.source for target in targets if target.source >= 0]
-    numbers += range(sources.features, sources.features + (sources.errors + 1) * sources.length)
-    columns = np.full(sources.features + (sources.errors + 1) * sources.length, -1)
-    columns[numbers] = np.arange(len(numbers))
-    matrix = np.zeros((len(targets), len(numbers)), np.float32)
-    left_out, sizes = np.zeros((2, len(targets)))
-    for i, target in enumerate(targets):
-        row = rows[target]
-        column = columns[row.which]
-        matrix[i, column[column >= 0]] = row.edges[column >= 0]
-        left_out[i] = float(row.total) - matrix[i].sum(dtype=np.float64)
-        sizes[i] = max(float(row.size) - np.abs(matrix[i]).sum(dtype=np.float64), 0)
-    nodes = [
-        sources.node(target.source)
-        if target.source >= 0
-        else GraphNode(
-            "logit", target.layer, target.position, target.number, target.value, float(shares[target.number])
-        )
-        for target in targets
-    ]
-    return FeatureGraph(
-        tuple(sources.node(number) for number in numbers),
-        tuple(nodes),
-        matrix,
-        np.array([biases[target] for target in targets]),
-        left_out,
-        sizes,
-        sum(sources.counts),
-    )
