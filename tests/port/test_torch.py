@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import sonde
+from sonde.port.gradients import factors
 from sonde.tools import compare, torch_records
 
 pytestmark = pytest.mark.transformers
@@ -82,6 +83,53 @@ def test_a_right_port() -> None:
     assert len(found.results) == 1 + 1 + 36 and sum(d.gradient for d in found.results) == 37
 
 
+def test_a_module_of_low_precision() -> None:
+    import torch
+
+    class Module(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network().bfloat16()
+            self.register_buffer("scale", torch.tensor([1.2345, 0.7654], dtype=torch.bfloat16))
+
+        def forward(self, x: Any) -> Any:
+            return self.net(x) * self.scale[0] + self.scale[1]
+
+    low, x = Module(), jnp.asarray(X, jnp.bfloat16)
+    scaled = lambda run: lambda x: run(x) * jnp.float32(1.2345) + jnp.float32(0.7654)  # not known to the module
+    right = compare(low, scaled(port(network())))(x)
+    assert right.first is None and right.precision.startswith("computed in float32, the programs agree to")
+    wrong = compare(network().bfloat16(), port(network(), "eps"), grads=False)(x)
+    assert wrong.first is not None and wrong.precision == "seen with both programs computed in float32"
+    assert all(p.dtype == torch.bfloat16 for p in low.parameters())
+
+
+def test_gradients_of_padding_are_no_difference_of_a_right_port() -> None:
+    """PyTorch leaves them at zero: a port that does so too is as right as one that does not."""
+    import torch
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.embed = torch.nn.Embedding(7, 4, padding_idx=0)
+            with torch.no_grad():
+                self.embed.weight[0] = 0.5
+
+        def forward(self, ids: Any) -> Any:
+            return torch.tanh(self.embed(ids))
+
+    net = Net()
+    table, ids = jnp.asarray(net.embed.weight.detach().numpy()), np.array([[0, 3, 1]])
+    found = compare(net, lambda ids: jnp.tanh(table[ids]))(ids)
+    assert found.first is None and any("embed.padding_idx=0" in text for text in found.unchecked)
+    stopped = lambda ids: jnp.tanh(jnp.where((ids == 0)[..., None], jax.lax.stop_gradient(table[ids]), table[ids]))
+    assert compare(net, stopped)(ids).first is None
+    wrong = lambda ids: jnp.tanh(jnp.where((ids == 3)[..., None], jax.lax.stop_gradient(table[ids]), table[ids]))
+    assert compare(net, wrong)(ids).first is not None
+    assert net.embed.padding_idx == 0
+
+
 def test_a_gradient_that_differs_is_found() -> None:
     net = network()
     right = port(net)
@@ -151,7 +199,7 @@ def test_records_have_values_and_gradients_of_submodules() -> None:
         submodule.register_forward_hook(lambda _, __, out, name=name: values.update({name: out}))
     out = net(torch.as_tensor(X))
     values["0.o"].retain_grad()
-    out.backward(torch.as_tensor(np.random.default_rng(0).choice([-1.0, 1.0], out.shape), dtype=torch.float32))
+    out.backward(torch.as_tensor(factors(0, tuple(out.shape)), dtype=torch.float32))
     np.testing.assert_allclose(records["0/o/out"].value, values["0.o"].detach(), rtol=1e-6)
     np.testing.assert_allclose(records["0/o/out"].grad, values["0.o"].grad, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(records["out"].value, out.detach(), rtol=1e-6)

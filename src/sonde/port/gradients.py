@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -21,10 +22,7 @@ def with_gradient(program: Program) -> Program:
     chosen = differentiable(program)
     outs = _jax.open_jaxpr(program.jaxpr).outvars
     weights = [
-        np.random.default_rng(i).choice([-1.0, 1.0], v.aval.shape)
-        if jnp.issubdtype(v.aval.dtype, jnp.inexact)
-        else None
-        for i, v in enumerate(outs)
+        factors(i, v.aval.shape) if jnp.issubdtype(v.aval.dtype, jnp.inexact) else None for i, v in enumerate(outs)
     ]
     if not chosen:
         raise ValueError("no floating-point array goes into the program")
@@ -43,6 +41,15 @@ def with_gradient(program: Program) -> Program:
 
     names = [*program.input_names, *[""] * len(program.constants)]
     return from_flat(gradient, program.values, names, [names[i] for i in chosen])
+
+
+def factors(number: int, shape: Sequence[int]) -> np.ndarray:
+    """What the elements of a result are multiplied with before they are added up.
+
+    Factors of one size would cancel where rows are equal. These are exact in bfloat16.
+    """
+    random = np.random.default_rng(number)
+    return random.choice([-1.0, 1.0], shape) * random.integers(64, 128, shape) / 128
 
 
 def differentiable(program: Program) -> list[int]:

@@ -20,6 +20,7 @@ import numpy as np
 
 from sonde._extras import load
 from sonde.core import Records, capture, sow
+from sonde.port.gradients import factors
 from sonde.port.widening import Known, wide_arrays
 from sonde.programs.unrolled import Step, Tape
 
@@ -59,13 +60,13 @@ def weights_of(module: Any) -> Iterator[np.ndarray]:
 
 
 def in_single_precision(
-    module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], known: Known
+    module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], known: Known, draw: int | None = None
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """A copy of a module, and what it is called with, in single precision."""
+    """A copy of a module, and what it is called with, in single precision; `draw` is as in `wide_arrays`."""
     torch = _torch()
     module = copy.deepcopy(module)
     narrow = [x for x in (*module.parameters(), *module.buffers()) if x.dtype in (torch.bfloat16, torch.float16)]
-    arrays = wide_arrays([_array(x) for x in narrow], known, None)
+    arrays = wide_arrays([_array(x) for x in narrow], known, draw)
     with torch.no_grad():
         for tensor, array in zip(narrow, arrays):
             tensor.data = _tensor(array)
@@ -204,7 +205,7 @@ def _backward(torch: Any, results: Sequence[Any]) -> None:
 def _combination(torch: Any, results: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """The results that have gradients, and the factors of their elements."""
     chosen = [(i, t) for i, t in enumerate(results) if t.requires_grad]
-    signs = [np.random.default_rng(i).choice([-1.0, 1.0], tuple(t.shape)) for i, t in chosen]
+    signs = [factors(i, tuple(t.shape)) for i, t in chosen]
     return [t for _, t in chosen], [torch.as_tensor(s, dtype=t.dtype) for s, (_, t) in zip(signs, chosen)]
 
 

@@ -83,7 +83,10 @@ def widened(program: Program, known: Known, draw: int | None = None) -> Program:
 
 
 def wide_arrays(arrays: Sequence[Any], known: Known, draw: int | None) -> list[Any]:
-    """Arrays in single precision, with the numbers of the other program where these round to the arrays' own."""
+    """Arrays in single precision, with the numbers of the other program where these round to the arrays' own.
+
+    In a `draw`, numbers that are not known are moved by a part of what rounding may have done to them.
+    """
     values = list(arrays)
     narrow = {i: np.asarray(x) for i, x in enumerate(arrays) if is_narrow(jnp.result_type(x))}
     exact = _exactly(list(narrow.values()), known.arrays)

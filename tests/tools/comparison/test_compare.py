@@ -454,3 +454,15 @@ def test_the_page_has_both_programs_and_the_error_over_the_depth(tmp_path):
     same = compare(first, first)(jnp.linspace(-1, 1, 6))
     same.write(tmp_path / "same.html")
     assert "no difference" in (tmp_path / "same.html").read_text()
+
+
+def test_gradients_of_arrays_that_jitted_functions_refer_to_and_equal_rows():
+    """Equal rows cancel in the gradient, if the results are added up with factors of one size."""
+    weight = jnp.asarray(np.random.default_rng(0).normal(size=(3, 3)), jnp.float32)
+    right = jax.jit(lambda x: jnp.tanh(x @ weight))
+    stopped = lambda x: jnp.tanh(x @ jax.lax.stop_gradient(weight))
+    found = compare(right, stopped)(jnp.ones((2, 3)))
+    assert found.first is not None and found.first.gradient
+    looped = lambda x: jax.lax.scan(lambda c, _: (right(c), None), x, None, length=2)[0]
+    unseen = compare(looped, looped)(jnp.ones((2, 3)))
+    assert "gradients of 1 array that jitted functions in loops" in str(unseen)

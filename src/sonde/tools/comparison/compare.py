@@ -441,19 +441,20 @@ class _Comparing:
             drift = self.judge_gradient(gradients, pair)
             padded = gradients.with_padding(pair) if drift.differs else None
             if padded is not None:
-                again = self.judge_gradient(gradients, padded[0])
+                again = self.judge_gradient(gradients, padded[0], noise_of=pair)
                 if not again.differs:
                     self.unchecked.append(f"{drift.path} where PyTorch leaves it at zero: {padded[1]}")
                     drift = again
             drifts.append(drift)
         return drifts
 
-    def judge_gradient(self, gradients: Gradients, pair: Pair) -> Drift:
-        """The drift of the gradients of results."""
+    def judge_gradient(self, gradients: Gradients, pair: Pair, *, noise_of: Pair | None = None) -> Drift:
+        """The drift of the gradients of results, with the noise of another pair if one is given."""
         drift = judge(pair, self.tolerance, [], result=True)
         if not drift.differs or self.tolerance.rtol is not None or self.tolerance.norm is not None:
             return drift
-        return _least_drift(pair, self.tolerance, _gradient_noise(gradients, pair), self.fallback, result=True)
+        noise = _gradient_noise(gradients, noise_of or pair)
+        return _least_drift(pair, self.tolerance, noise, self.fallback, result=True)
 
     def parting(self, pairs: list[Pair], drifts: list[Drift], results: list[Drift]) -> Parting | None:
         """The operation at which the programs part, if they differ."""

@@ -58,7 +58,6 @@ class Gradients:
                     self._with_padding[side] = make()
                 arrays, settings = self._with_padding[side]
                 point = dataclasses.replace(point, array=pick(arrays))
-                self._made[id(point)] = side, pick
             points.append(point)
         return (Pair(points[0], points[1], pair.by), settings) if settings else None
 

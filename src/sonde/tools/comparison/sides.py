@@ -223,12 +223,13 @@ class StoredSide(Side):
 
 @dataclasses.dataclass(frozen=True)
 class TorchSide(Side):
-    """A PyTorch module."""
+    """A PyTorch module; computed in single precision if `known` says what its numbers were before they were rounded."""
 
     module: Any
     patterns: tuple[Pattern, ...]
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    known: Known | None = None
 
     def called(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TorchSide:
         """The same with arguments."""
@@ -236,11 +237,17 @@ class TorchSide(Side):
 
     def run(self) -> Run:
         """What it computes."""
-        return self._run(TorchRun.of(self.module, self.args, self.kwargs, grads=False))
+        return self._run(TorchRun.of(*self._call(), grads=False))
 
     def run_with_gradients(self) -> Run:
         """The same with gradients at the submodules."""
-        return self._run(TorchRun.of(self.module, self.args, self.kwargs, grads=True))
+        return self._run(TorchRun.of(*self._call(), grads=True))
+
+    def _call(self, draw: int | None = None) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
+        """The module and what it is called with."""
+        if self.known is None:
+            return self.module, self.args, self.kwargs
+        return in_single_precision(self.module, self.args, self.kwargs, self.known, draw)
 
     def _run(self, run: Any) -> Run:
         globs = [p for p in self.patterns if isinstance(p, str)]
@@ -259,7 +266,7 @@ class TorchSide(Side):
     def rounded_otherwise(self, draw: int, *, gradients: bool = False) -> Run | str:
         """What it computes if the arithmetic rounds differently."""
         around = rounding_mode(draw)
-        return self._run(TorchRun.of(self.module, self.args, self.kwargs, grads=gradients, around=around))
+        return self._run(TorchRun.of(*self._call(draw), grads=gradients, around=around))
 
     def coarsest_dtype(self, run: Run) -> tuple[Any, str]:
         """The dtype of the lowest precision that its submodules return."""
@@ -271,22 +278,22 @@ class TorchSide(Side):
 
     def in_single_precision(self, known: Known) -> TorchSide:
         """The same, computed in single precision."""
-        module, args, kwargs = in_single_precision(self.module, self.args, self.kwargs, known)
-        return dataclasses.replace(self, module=module, args=args, kwargs=kwargs)
+        return dataclasses.replace(self, known=known)
 
     def gradients(self) -> SideGradients | str:
         """The gradients of its results, by PyTorch."""
         try:
-            names, inputs, arrays = torch_gradients(self.module, self.args, self.kwargs)
+            module, args, kwargs = self._call()
+            names, inputs, arrays = torch_gradients(module, args, kwargs)
         except Exception as error:
             return f"cannot be differentiated ({first_line(error)})"
 
         def with_padding() -> tuple[Sequence[np.ndarray], str]:
-            with without_padding(self.module) as settings:
-                return torch_gradients(self.module, self.args, self.kwargs)[2], ", ".join(settings)
+            with without_padding(module) as settings:
+                return torch_gradients(module, args, kwargs)[2], ", ".join(settings)
 
         def moved(draw: int) -> Sequence[np.ndarray]:
-            return torch_gradients(self.module, self.args, self.kwargs, around=rounding_mode(draw))[2]
+            return torch_gradients(*self._call(draw), around=rounding_mode(draw))[2]
 
         with without_padding(self.module) as settings:
             is_padded = bool(settings)
@@ -294,7 +301,7 @@ class TorchSide(Side):
 
     def tape(self, *, gradient: bool = False) -> Tape | None:
         """Its operations."""
-        return None if gradient else torch_tape(self.module, self.args, self.kwargs)
+        return None if gradient else torch_tape(*self._call())
 
 
 @dataclasses.dataclass(frozen=True)
