@@ -12,11 +12,13 @@ import pytest
 from tests.tools.scanned import LAYERS, OTHERS, TOKENS, both
 
 import sonde
-from sonde import nnx
+from sonde import models, nnx
 from sonde.errors import CaptureError
 from sonde.models.config import Config
 from sonde.models.decoder import Decoder
 from sonde.tools import attribute_edges
+from sonde.tools.circuits.edge_nodes import graph_of
+from sonde.tools.circuits.known_circuits import circuit_of
 
 HEADS, DEPTH, WIDTH = 2, 8, 16
 NORMS = ("blocks/*/norm1/in", "blocks/*/norm2/in", "norm/in")
@@ -307,3 +309,13 @@ def test_over_batches() -> None:
     assert kept.measured() == pytest.approx(expected, rel=1e-3)
     with pytest.raises(ValueError, match="no batches"):
         asked.over([])
+
+
+def test_the_graph_of_gpt2_has_the_published_number_of_edges() -> None:
+    """32,491: between embedding, heads, their queries, keys and values, MLPs and logits, as in the benchmark MIB."""
+    config = {"model_type": "gpt2", "n_layer": 12, "n_head": 12, "n_embd": 12, "n_positions": 4, "vocab_size": 5}
+    model = models.from_config({**config, "architectures": ["GPT2LMHeadModel"]})
+    model.set_attributes(per_head=True, split_inputs=True)
+    circuit = circuit_of(model, None, None, None, "attribute_edges")
+    graph = graph_of(model, ((jnp.array([[1, 2]]),), {}), circuit.senders, circuit.receivers, dict(circuit.split), None)
+    assert graph.exists.sum() == 32_491
