@@ -154,7 +154,3 @@ def test_code_of_the_page_runs_by_itself(ask: Callable[..., Any], model: models.
     exec(f"{start}\n{ask('attribution', changes=[change])['code']}", names)
     page = ask("attribution", changes=[change])
     assert float(names["found"].output) == pytest.approx(page["output"], rel=1e-3)
-    names = {"f": model, "args": (jnp.asarray([TOKENS]),)}
-    sweep = ask("sweep", path="blocks/0/attn/heads", axis=2, kind="mean")
-    exec(f"{ask('python')['start']}\n{sweep['code']}", names)
-    assert len(names["scores"]) == 6
