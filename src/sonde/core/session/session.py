@@ -86,25 +86,21 @@ class Session:
         has_ended: Whether it has ended.
     """
 
-    def __init__(
-        self,
-        handler: Handler | None = None,
-        *,
-        started_in: weakref.ref[Session] | None = None,
-    ) -> None:
+    outer: Session | None = None
+    runs: tuple[Session, ...] = ()
+    call_stack: CallStack | None = None
+    inside: InsideRun | None = None
+    frame: types.FrameType | None = None
+    scope: scope | None = None
+    has_suspendable_scopes = False
+    boundary: Callable[..., Any] | None = None
+    converted_modules: tuple[Any, ...] = ()
+    lost: Exception | None = None
+    has_ended = False
+
+    def __init__(self, handler: Handler | None = None, *, started_in: weakref.ref[Session] | None = None) -> None:
         self.handler = handler
-        self.outer: Session | None = None
         self.started_in = started_in
-        self.runs: tuple[Session, ...] = ()
-        self.call_stack: CallStack | None = None
-        self.inside: InsideRun | None = None
-        self.frame: types.FrameType | None = None
-        self.scope: scope | None = None
-        self.has_suspendable_scopes = False
-        self.boundary: Callable[..., Any] | None = None
-        self.converted_modules: tuple[Any, ...] = ()
-        self.lost: Exception | None = None
-        self.has_ended = False
         self._undo: list[Callable[[], None]] = []
 
     def __enter__(self) -> Self:
