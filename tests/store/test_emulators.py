@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
+import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.processes import xla_flags
+from tests.store.forks import forks, kill
 from tests.store.slow_link import slow_link
 
 import sonde
@@ -95,6 +98,59 @@ def test_s3(s3):
     use("s3://acts/run", at(f"http://127.0.0.1:{s3}"))
     with pytest.raises(StoreError, match="NoSuchBucket"):
         store.harvest(double, XS, "s3://nowhere/run", progress=False, storage=at(f"http://127.0.0.1:{s3}"))
+
+
+KILLED = """
+from sonde.store.format import zarr_arrays
+from sonde.store.writing import writer
+
+zarr_arrays.FILE_BYTES, writer.SECONDS = 1 << 10, 0.01
+
+
+def batches():
+    for i in range(300):
+        yield np.random.default_rng(i).standard_normal((8, 6)).astype(np.float32)
+
+
+def main(_, folder):
+    store.harvest(lambda x: sonde.sow(x * 2, "h"), batches(), folder, progress=False)
+"""
+
+
+def test_killed_fifty_times_while_writing_to_s3(s3, monkeypatch):
+    for name, value in {
+        "ENDPOINT_URL": f"http://127.0.0.1:{s3}",
+        "ACCESS_KEY_ID": "n",
+        "SECRET_ACCESS_KEY": "w",
+    }.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    expected = np.concatenate([np.random.default_rng(i).standard_normal((8, 6)).astype(np.float32) for i in range(300)])
+    rng, kills, folder = random.Random(5), 0, "s3://acts/killed0"
+
+    def n_batches() -> int:
+        try:
+            return store.open(folder).n_batches
+        except StoreError:  # nothing is there yet
+            return 0
+
+    with forks(KILLED) as processes:
+        while kills < 50:
+            moment, end = min(n_batches() + rng.randint(1, 25), 300), time.monotonic() + 60
+            (process,) = processes.start(1, folder)
+            while n_batches() < moment:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            time.sleep(rng.uniform(0, 0.05))
+            kill(process)
+            kills += processes.ends() == [-signal.SIGKILL]
+            kept = store.open(folder)
+            assert store.check(folder) == []
+            np.testing.assert_array_equal(kept["h"][:], 2 * expected[: len(kept["h"])])
+            if kept.finished:
+                folder = f"s3://acts/killed{kills}"
+        processes.run(1, folder)
+        assert store.open(folder).finished and store.check(folder) == []
+        np.testing.assert_array_equal(store.open(folder)["h"][:], 2 * expected)
 
 
 def test_a_slow_link_takes_time_and_a_stalled_one_is_an_error(s3):
