@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from tests.core.comparing import check_nothing_is_left, double, equal
+from tests.freezing import freeze
 
 from sonde import capture, scope, sow
 from sonde.core.session.state import capture_state
@@ -157,7 +158,14 @@ CHECKED = {
 }
 
 
+@pytest.fixture(scope="module")
+def few_objects():
+    """Freezes what other tests left, which the search for leaks would visit for each trace."""
+    freeze()
+
+
 @pytest.mark.parametrize("name", CHECKED)
+@pytest.mark.usefixtures("few_objects")
 def test_no_leaked_tracers(name):
     f = CHECKED[name]
     with jax.checking_leaks():
@@ -173,6 +181,7 @@ def test_no_leaked_tracers(name):
 
 
 @pytest.mark.parametrize("name", CHECKED)
+@pytest.mark.usefixtures("few_objects")
 def test_a_program_that_checks_for_leaks(name):
     def step(x):
         with jax.checking_leaks():
