@@ -299,7 +299,7 @@ def jax_can_run(program: Program, look: int, x: Any, *, rtol: float = 1e-2) -> b
                 jax.jit(jax.vmap(f))(INPUTS.astype(x.dtype))
             results = [f(x), jax.jit(f)(x)]
         want, _ = jax.jit(by_hand)(x)
-    except (NotImplementedError, TypeError, ValueError):
+    except (NotImplementedError, TypeError, ValueError, AssertionError):  # JAX asserts that a map is in no shard_map
         return False
     except Exception as error:
         if type(error).__name__ != "ShardingTypeError":  # which has no public name

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 from tests.core.checking import check_program
-from tests.core.editing import check_put_back
+from tests.core.editing import check_edit, check_put_back
 from tests.core.programs import (
     Call,
     Cond,
@@ -309,6 +309,11 @@ FOUND = {
         12,
         B,
     ),
+    "two loops of one name with a site between them": (
+        Program((), (Loop((Sow("a"),), 2, named="rows"), Sow("b"), Loop((Sow("c"),), 3, named="rows"))),
+        1,
+        C,
+    ),
     "branches of which one has more before what they share": (
         Program(SHARED, (Cond(((Call(0), Sow("s1")), (Sow("s2"), Call(0)))),)),
         13,
@@ -363,6 +368,12 @@ RECORDS_PUT_BACK = {
 def test_records_once_could_not_be_put_back(what):
     program, how = RECORDS_PUT_BACK[what]
     assert check_put_back(program, *how)
+
+
+def test_a_mask_is_laid_out_over_an_explicit_mesh_as_the_value_is():
+    looped = Loop((Remat((Sow("s"),)),), 3)
+    program = Program((), (Vmap((looped,), 1, 0, (1.0, -0.6), over="x", spread=True),), explicit=True)
+    assert check_edit(program, "patched", None, "gradient", True, C)
 
 
 def twice_or_once(x):

@@ -22,6 +22,7 @@ __all__ = [
     "in_pieces_like",
     "is_in_pieces",
     "is_on_explicit_mesh",
+    "laid_out_as",
     "numbers_along",
     "on_mesh_around",
     "repeated_like",
@@ -123,6 +124,13 @@ def in_pieces_like(value: Any, aval: Any, dim: int) -> Any:
     names = list(aval.sharding.spec)
     names.insert(dim, typeof(value).sharding.spec[dim])
     return jax.sharding.reshard(value, jax.NamedSharding(aval.sharding.mesh, jax.P(*names)))
+
+
+def laid_out_as(value: Any, aval: Any) -> Any:
+    """A value that varies over meshes, and is laid out over one with explicit axes, as a type says."""
+    if is_in_pieces(aval) and explicit_sharding(typeof(value)) != aval.sharding:
+        value = jax.sharding.reshard(value, jax.NamedSharding(aval.sharding.mesh, aval.sharding.spec))
+    return varying_over(value, varying_axes_of_type(aval))
 
 
 def on_mesh_around(value: Any) -> Any:

@@ -142,9 +142,9 @@ class Editing(Handler):
             answer_of_step = self._answer(supply, number, arrays, where) if is_chosen else None
             answer += Supply(self.plan, (number,)).nothing(arrays, view) if answer_of_step is None else answer_of_step
         # Where the program is differentiated, JAX has given the other branches of a cond zeros of the types that were
-        # announced, and those vary over a mesh as the arrays of the site do.
+        # announced, and those are laid out over a mesh as the arrays of the site are.
         types = supply.types([*map(_jax.typeof, arrays)], view)
-        return [_jax.varying_over(x, _jax.varying_axes_of_type(t)) for x, t in zip(answer, types)]
+        return [*map(_jax.laid_out_as, answer, types)]
 
     def _call(self, supply: Supply, path: str, site: Site, view: View) -> int:
         """The number of the call that asks; in a recomputation that of the call that is computed again."""

@@ -100,8 +100,8 @@ class CallRow(NamedTuple):
 def row_table(layout: Sequence[tuple[str, tuple[Any, ...]]]) -> dict[str, list[CallRow]]:
     """The calls of every path, in the order of a Python loop.
 
-    All sites of the first iteration, then all of the next. The rows of one named loop stand together, at the position
-    of its first site.
+    All sites of the first iteration, then all of the next. The rows of one named loop stand together; those of a later
+    loop of the same name stand where that one is, if another site is between them.
     """
     row_calls: list[tuple[tuple[str, ...], Row, list[CallRow]]] = []
     for path, calls in layout:
@@ -115,19 +115,15 @@ def row_table(layout: Sequence[tuple[str, tuple[Any, ...]]]) -> dict[str, list[C
 
 def _as_loops_run(row_calls: Sequence[tuple[tuple[str, ...], Row, list[CallRow]]]) -> Iterator[list[CallRow]]:
     """The calls of the rows in order; each with its path, split at the loops, and the numbers of the iterations."""
-    groups: dict[Any, dict[int, list[Any]]] = {}
-    for parts, numbers, calls in row_calls:
-        if numbers:
-            inner_rows = parts[1:], numbers[1:], calls
-            groups.setdefault(parts[0], {}).setdefault(numbers[0], []).append(inner_rows)
-        else:
-            groups.setdefault((parts,), {}).setdefault(0, []).append(((), (), calls))
-    for name, of_number in groups.items():
-        for _, inner_rows in sorted(of_number.items()):
-            if isinstance(name, tuple):
-                yield from (calls for _, _, calls in inner_rows)
+    for name, group in itertools.groupby(row_calls, lambda row: row[0][0] if row[1] else None):
+        of_number: dict[int, list[Any]] = {}
+        for parts, numbers, calls in group:
+            if name is None:
+                yield calls
             else:
-                yield from _as_loops_run(inner_rows)
+                of_number.setdefault(numbers[0], []).append((parts[1:], numbers[1:], calls))
+        for _, inner_rows in sorted(of_number.items()):
+            yield from _as_loops_run(inner_rows)
 
 
 def _rows(view: Any) -> Iterator[tuple[Row, Row]]:
