@@ -158,8 +158,9 @@ store.harvest(lambda x: sonde.sow(x * 2, "h"), batches(), "s3://acts/killed", pr
 """
 
 
-def _kill(server: Bucket, tmp_path, kills: int) -> None:
-    program = tmp_path / "program.py"
+@pytest.mark.every(2)
+def test_killed_while_writing_to_a_bucket(server: Bucket, tmp_path):
+    kills, program = 2, tmp_path / "program.py"
     program.write_text(PROGRAM)
     expected = 2 * np.concatenate(
         [np.random.default_rng(i).standard_normal((8, 6)).astype(np.float32) for i in range(60)]
@@ -192,13 +193,3 @@ def _kill(server: Bucket, tmp_path, kills: int) -> None:
                 server.objects.pop(name)
     assert begun and kept.finished
     np.testing.assert_array_equal(kept["h"][:], expected)
-
-
-@pytest.mark.every(2)
-def test_killed_while_writing_to_a_bucket(server: Bucket, tmp_path):
-    _kill(server, tmp_path, 2)
-
-
-@pytest.mark.thorough
-def test_killed_often_while_writing_to_a_bucket(server: Bucket, tmp_path):
-    _kill(server, tmp_path, 50)
