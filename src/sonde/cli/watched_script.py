@@ -182,7 +182,7 @@ class Watch:
                 failure = error
             if nonfinite is not None:
                 return call, nonfinite
-            if failure is not None and self.failed is not None and type(failure) is type(self.failed[1]):
+            if failure is not None and self.failed is not None and _is_same(failure, self.failed[1]):
                 raise failure  # the call has raised again: it is the same program
             with suppress(Exception):
                 call = call._replace(f=_as_traced(call))
@@ -296,6 +296,12 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+def _is_same(error: Exception, other: Exception) -> bool:
+    """Whether two exceptions say the same, as far as can be told: some hold tracebacks, which differ."""
+    first, second = (str(e).partition("\n")[0] for e in (error, other))
+    return type(error) is type(other) and first == second
 
 
 def _code_of(f: Any) -> object:
