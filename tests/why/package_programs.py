@@ -292,7 +292,7 @@ def matfree_trace(fault):
     from matfree import stochtrace
 
     sampler = stochtrace.sampler_normal(jnp.ones(3), num=4)
-    estimate = stochtrace.estimator(stochtrace.integrand_trace(), sampler=sampler)
+    estimate = stochtrace.estimator_monte_carlo(stochtrace.monte_carlo_trace(), sampler=sampler)
     return lambda a: estimate(lambda v: fault(a) @ v, KEY), (jnp.eye(3),)
 
 

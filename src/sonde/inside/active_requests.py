@@ -14,6 +14,7 @@ from sonde.inside.hidden_sites import HIDING
 from sonde.inside.instrumented import Depths, FunctionMarks
 from sonde.inside.libraries.registry import comparing_functions
 
+_FEW_FILES = 8  # so many are marked at once; functions of more are marked when they are called
 Hook = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
@@ -203,8 +204,9 @@ class Run:
         HIDING.enter(self)
         functions, replaced = self.requests.functions, self.replaced
         hooks_around = {hook for run in self.outwards() if run is not self for hook in run.requests.hooks}
+        waits = len({marks.filename for marks in functions}) > _FEW_FILES
         for function, marks in live_functions(functions | self.requests.makers) if functions else ():
-            replaced.swap(function, marks, self.requests.use(marks))
+            replaced.swap(function, marks, self.requests.use(marks), waits=waits)
         for function in comparing_functions():
             replaced.swap(function, marks_of(function), "names")
         for function in self.requests.calls:

@@ -15,11 +15,11 @@ import os
 import weakref
 from collections.abc import Collection
 from types import CodeType, FunctionType
-from typing import Literal
+from typing import Any, Literal
 
 from sonde.inside.heap import HEAP
 from sonde.inside.instrumented import FunctionMarks
-from sonde.inside.method_hooks import Through
+from sonde.inside.method_hooks import Through, passing_on
 from sonde.inside.source import SourceFile, file_named, function_of
 
 Use = Literal["names", "parts", "calls"]
@@ -28,7 +28,7 @@ Use = Literal["names", "parts", "calls"]
 class _Swapped:
     """A function object whose code is replaced, and for which runs: for its names, for parts too, for its calls."""
 
-    __slots__ = ("function", "marks", "own", "through", "users")
+    __slots__ = ("_is_called", "_waiting", "function", "marks", "own", "through", "users")
 
     def __init__(self, function: FunctionType, marks: FunctionMarks | None, own: CodeType) -> None:
         self.function = weakref.ref(function)
@@ -36,6 +36,8 @@ class _Swapped:
         self.own = own
         self.users: set[tuple[Replacements, Use]] = set()
         self.through: Through | None = None
+        self._is_called = False  # since it waits to be marked
+        self._waiting: CodeType | None = None
 
     def settle(self) -> None:
         """Gives the function the code that its users want."""
@@ -51,10 +53,24 @@ class _Swapped:
                 function.__code__ = code
 
     def _code(self, uses: set[Use]) -> CodeType:
-        marked = None
-        if self.marks is not None and ("names" in uses or "parts" in uses):
-            marked = self.marks.code("parts" in uses)
-        return self.own if marked is None else marked
+        if self.marks is None or not ("names" in uses or "parts" in uses):
+            return self.own
+        parts = "parts" in uses
+        if not (self._is_called or self.marks.is_read(parts)):
+            if self._waiting is None:
+                self._waiting = passing_on(self.own, self._first_call, None)
+            return self._waiting
+        marked = self.marks.code(parts)
+        return marked if marked is not None and marked.co_freevars == self.own.co_freevars else self.own
+
+    def _first_call(self, inner: None, /, *args: Any, **kwargs: Any) -> Any:
+        """Marks the function, and calls it."""
+        del inner
+        self._is_called = True
+        HEAP.lock.run(self.settle)
+        function = self.function() if self.through is None else self.through.inner
+        assert function is not None  # it is being called
+        return function(*args, **kwargs)
 
 
 _swapped: dict[int, _Swapped] = {}
@@ -70,9 +86,17 @@ class Replacements:
         self.hooks = contextlib.ExitStack()
         self._mine: list[tuple[int, _Swapped]] = []
 
-    def swap(self, function: FunctionType, marks: FunctionMarks | None, use: Use) -> None:
-        """Replaces the code of a function: by marked code, or by code that reports its calls."""
-        if use != "calls":
+    def swap(self, function: FunctionType, marks: FunctionMarks | None, use: Use, *, waits: bool = False) -> None:
+        """Replaces the code of a function: by marked code, or by code that reports its calls.
+
+        Args:
+            function: The function.
+            marks: Where it is written.
+            use: What for.
+            waits: Whether it is marked when it is first called: marking a file takes as long as importing it, and most
+                files of a package are not called.
+        """
+        if use != "calls" and not (waits and marks is not None and not marks.is_read(use == "parts")):
             code = None if marks is None else marks.code(use == "parts")
             if code is None or code.co_freevars != function.__code__.co_freevars:
                 return

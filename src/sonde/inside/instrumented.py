@@ -98,6 +98,14 @@ class FunctionMarks:
             self._codes[parts] = self._compile(self, parts)
         return self._codes[parts]
 
+    def is_read(self, parts: bool) -> bool:
+        """Whether its marked code is known, or that it has none."""
+        return parts in self._codes
+
+    def set_code(self, parts: bool, code: CodeType | None) -> None:
+        """Its marked code, which was compiled with that of its file."""
+        self._codes[parts] = code
+
     def has_code(self, code: CodeType) -> bool:
         """Whether a code object is marked code of this function."""
         return any(code is own_code for own_code in self._codes.values())

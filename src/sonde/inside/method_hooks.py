@@ -58,7 +58,7 @@ class Through:
         self.inner.__kwdefaults__ = function.__kwdefaults__
         self.inner.__qualname__ = function.__qualname__
         self.inner.__dict__.update(function.__dict__)  # with what a decorator wraps: that is where its line is
-        self.code = _through(function.__code__, self)
+        self.code = passing_on(function.__code__, self.call, self.inner)
 
     def call(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls the function; marks the call if a capture looks at the module."""
@@ -161,17 +161,21 @@ def is_kept(value: Any) -> bool:
     return isinstance(value, NUMBERS) or module_kind(value) is not None
 
 
-def _through(code: types.CodeType, through: Through) -> types.CodeType:
-    """Code with the arguments and free variables of another, which passes all of them on."""
+def passing_on(code: types.CodeType, call: Callable[..., Any], inner: Callable[..., Any] | None) -> types.CodeType:
+    """Code with the arguments and free variables of another, which passes all of them on: `call(inner, ...)`."""
     compiled = _passing_on(code)
-    objects = {_CALL: through.call, _INNER: through.inner}
+    objects = {_CALL: call, _INNER: inner}
     constants = tuple(objects.get(c, c) if isinstance(c, str) else c for c in compiled.co_consts)
-    return compiled.replace(
-        co_consts=constants, co_name=code.co_name, co_qualname=code.co_qualname, co_firstlineno=code.co_firstlineno
+    return compiled.replace(  # codes of several files can be equal, and then share what was compiled
+        co_consts=constants,
+        co_name=code.co_name,
+        co_qualname=code.co_qualname,
+        co_filename=code.co_filename,
+        co_firstlineno=code.co_firstlineno,
     )
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=2**16)
 def _passing_on(code: types.CodeType) -> types.CodeType:
     """The same, with placeholder words for what it calls. Cached: every call of a model may be captured."""
     n = code.co_argcount

@@ -132,6 +132,8 @@ class SourceFile:
                 codes_made: dict[int, CodeType] = {}
                 self._with_objects(_deep_enough(lambda: self._compiled(parts)), codes_made)
                 self._marked[parts] = codes_made
+                for each in self.functions:
+                    each.set_code(parts, codes_made.get(each.function.index))
             return self._marked[parts]
 
         return _FILES.lock.run(codes).get(function.function.index)
