@@ -11,9 +11,11 @@ import pytest
 from tests.viewer.conftest import CONFIG, OTHERS, TOKENS
 
 import sonde
-from sonde import models, tools
+from sonde import models, nnx, tools
+from sonde.dictionaries import Dictionary
 from sonde.viewer.changes import KINDS, Change
 from sonde.viewer.open import subject_of
+from sonde.viewer.operations import Job, answer
 from sonde.viewer.runs import Runs
 
 OTHER_PROMPT = " ".join(map(str, OTHERS))
@@ -79,6 +81,25 @@ def test_ablations_are_those_of_the_tool_in_every_layer_and_compile_once(layers:
         assert np.abs(result - base).max() > 1e-4
     assert times[0] == 1  # the list of sites and the first run share a trace
     assert times[1] > times[0] and times[1] == times[2] == times[3]
+
+
+def test_features_of_every_layer_of_a_loop_are_changed_in_their_layer(model: models.Decoder) -> None:
+    coders = {
+        (f"blocks/{i}/norm2", f"blocks/{i}/mlp/out"): Dictionary(
+            16, 24, d_out=16, activation="topk", k=6, rngs=nnx.Rngs(i)
+        )
+        for i in range(3)
+    }
+    args = (jnp.asarray([TOKENS]),)
+    runs = Runs(subject_of(model, args, dictionaries=coders, title="m"))
+    unchanged = runs.run(None).result
+    for layer in range(3):
+        data = change("add", f"blocks/{layer}/mlp/out/features", chosen={"2": [3]})
+        names: dict[str, Any] = {"f": model, "args": args, "dictionaries": coders}
+        exec(answer(Job({"m": runs}), "python", {"subject": "m", "changes": [data]})["code"], names)
+        changed = runs.run(None, (Change.of(data),)).result
+        np.testing.assert_allclose(changed, names["result"], rtol=1e-3, atol=1e-4)
+        assert np.abs(changed - unchanged).max() > 0.1, layer
 
 
 def run_code(ask: Callable[..., Any], code: str, model: models.Decoder, **question: Any) -> dict[str, Any]:

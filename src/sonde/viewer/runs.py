@@ -345,14 +345,17 @@ class Runs:
             inner = dataclasses.replace(change, chosen=tuple((axis - array.lead, at) for axis, at in change.chosen))
             shape = array.shape[array.lead :]
             other = self._other(prompt, change, array)
-            stacked = self.stacked_path(prompt, change.path)
-            rows = self.types(prompt).rows(change.path) if stacked != change.path else []
-            is_row = len(rows) > 0 and len(rows[0].numbers) == 1
+            types, stacked = self.types(prompt), self.stacked_path(prompt, change.path)
+            rows = types.rows(change.path) if stacked != change.path else []
+            # Where dictionaries of several layers are spliced into a loop, the features of each are a call of the
+            # loop's path: the number of a call would be that of another layer.
+            is_row = 0 < len(rows) == len(types[stacked].axes) and len(rows[0].numbers) == 1
+            call = None if len(rows) == 1 and not is_row else change.call
             iteration = rows[0].numbers[0] if is_row else 0
             unit_axis = array.unit_axis - array.lead
             own = numbers_of(inner, shape, iteration, other, loose=loose)
             for path in self._layers(prompt, array) if not is_row else [change.path]:
-                place = Place(change.kind, stacked if is_row else path, is_row, change.call, len(shape), unit_axis)
+                place = Place(change.kind, stacked if is_row else path, is_row, call, len(shape), unit_axis)
                 places.append(place)
                 idle = own | {"masks": [np.zeros_like(mask) for mask in own["masks"]]}
                 numbers.append(own if path == change.path else idle)
