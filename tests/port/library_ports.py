@@ -64,7 +64,7 @@ def only(model: Any, pick: Callable[[Any], Any] = lambda out: out.last_hidden_st
             if parameter.ndim == 1:
                 parameter += 0.3 * torch.randn_like(parameter)
             else:  # initialized by `transformers`, weights are so small that little of what they do is seen
-                parameter *= 0.3 / parameter.std()
+                parameter.copy_(0.3 * torch.randn_like(parameter))
         for name, buffer in model.named_buffers():
             if "running" in name:
                 buffer += 0.3 * torch.rand_like(buffer)
