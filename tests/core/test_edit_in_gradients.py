@@ -115,7 +115,7 @@ def check(program, wrapper, derivative, new, by_hand=None):
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("derivative", DERIVATIVES)
 @pytest.mark.parametrize("new", EDITS)
-@pytest.mark.every(11)
+@pytest.mark.every(13)
 def test_functions(program, derivative, new):
     if program == "custom" and derivative == "hessian":
         new = "square"
@@ -125,7 +125,7 @@ def test_functions(program, derivative, new):
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("derivative", DERIVATIVES)
-@pytest.mark.every(13)
+@pytest.mark.every(17)
 def test_wrapped_programs(program, wrapper, derivative):
     check(program, wrapper, derivative, EDITS["square"])
 

@@ -243,7 +243,7 @@ def outcome(nn: Any, name: str, changed: dict[str, Any]) -> Outcome:
     return Outcome.of(functools.partial(run, nn, name, changed), LAYERS[name].x, changed)
 
 
-@pytest.mark.every(11)
+@pytest.mark.every(17)
 @pytest.mark.parametrize(("name", "option"), cases())
 def test_an_option_does_what_flax_does_with_it(name: str, option: str) -> None:
     check_option(

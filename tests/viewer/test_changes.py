@@ -111,7 +111,7 @@ def run_code(ask: Callable[..., Any], code: str, model: models.Decoder, **questi
 
 
 @pytest.mark.parametrize(("kind", "axis"), [("ablate", 2), ("mean", 1), ("mean", None), ("patch", 1)])
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_the_python_of_a_sweep_gives_its_scores(
     kind: str, axis: int | None, ask: Callable[..., Any], model: models.Decoder
 ) -> None:
