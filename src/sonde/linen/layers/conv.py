@@ -7,16 +7,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from sonde import ops
-from sonde.linen.dtypes import of_tuple, promote_dtype
-from sonde.linen.layers.linear import chosen_product
-from sonde.linen.layers.parameters import kernel_and_bias
+from sonde.linen.dtypes import promote_dtype
+from sonde.linen.layers.parameters import kernel_and_bias, options_of
 from sonde.linen.modules.attach import describe
 from sonde.linen.modules.methods import compact
 from sonde.linen.modules.module import Module
 from sonde.ops.default_initializers import default_bias_init, default_kernel_init
+from sonde.ops.layer_options import CONV, CONV_LOCAL, CONV_TRANSPOSE
 
 
 def _sizes(kernel_size: int | Sequence[int]) -> tuple[int, ...]:
@@ -89,23 +88,7 @@ class Conv(_Conv):
             )
         shape = (*size, n_in // self.feature_group_count, self.features)
         kernel, bias = kernel_and_bias(self, shape, (self.features,))
-        return ops.conv(
-            inputs,
-            kernel,
-            bias,
-            strides=self.strides,
-            padding=self.padding,
-            input_dilation=self.input_dilation,
-            kernel_dilation=self.kernel_dilation,
-            feature_group_count=self.feature_group_count,
-            mask=self.mask,
-            dtype=self.dtype,
-            precision=self.precision,
-            conv_general_dilated=chosen_product(
-                self.conv_general_dilated, self.conv_general_dilated_cls, lax.conv_general_dilated
-            ),
-            promote_dtype=of_tuple(self.promote_dtype),
-        )
+        return ops.conv(inputs, kernel, bias, **options_of(self, CONV))
 
 
 class ConvLocal(_Conv):
@@ -119,25 +102,12 @@ class ConvLocal(_Conv):
                 f"{describe(self)}: feature_group_count={self.feature_group_count}, but without shared weights "
                 "features cannot be divided into groups; use Conv"
             )
-        window: dict[str, Any] = {
-            "kernel_size": _sizes(self.kernel_size),
-            "strides": self.strides,
-            "padding": self.padding,
-            "input_dilation": self.input_dilation,
-            "kernel_dilation": self.kernel_dilation,
-        }
-        shape = ops.conv_local_kernel_shape(jnp.shape(inputs), self.features, **window)
+        options = options_of(self, CONV_LOCAL)
+        size = _sizes(self.kernel_size)
+        window = {name: options[name] for name in ("strides", "padding", "input_dilation", "kernel_dilation")}
+        shape = ops.conv_local_kernel_shape(jnp.shape(inputs), self.features, kernel_size=size, **window)
         kernel, bias = kernel_and_bias(self, shape, (*shape[:-2], self.features))
-        return ops.conv_local(
-            inputs,
-            kernel,
-            bias,
-            mask=self.mask,
-            dtype=self.dtype,
-            precision=self.precision,
-            promote_dtype=of_tuple(self.promote_dtype),
-            **window,
-        )
+        return ops.conv_local(inputs, kernel, bias, kernel_size=size, **options)
 
 
 class ConvTranspose(Module):
@@ -175,17 +145,4 @@ class ConvTranspose(Module):
         n_in = jnp.shape(inputs)[-1]
         ends = (self.features, n_in) if self.transpose_kernel else (n_in, self.features)
         kernel, bias = kernel_and_bias(self, (*size, *ends), (self.features,))
-        return ops.conv_transpose(
-            inputs,
-            kernel,
-            bias,
-            strides=self.strides,
-            padding=self.padding,
-            kernel_dilation=self.kernel_dilation,
-            mask=self.mask,
-            transpose_kernel=self.transpose_kernel,
-            dtype=self.dtype,
-            precision=self.precision,
-            preferred_element_type=self.preferred_element_type,
-            promote_dtype=of_tuple(self.promote_dtype),
-        )
+        return ops.conv_transpose(inputs, kernel, bias, **options_of(self, CONV_TRANSPOSE))

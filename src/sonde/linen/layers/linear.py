@@ -8,25 +8,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from sonde import ops
-from sonde.linen.dtypes import of_tuple, promote_dtype
-from sonde.linen.layers.parameters import kernel_and_bias
+from sonde.linen.dtypes import promote_dtype
+from sonde.linen.layers.parameters import kernel_and_bias, options_of
 from sonde.linen.modules.methods import compact
 from sonde.linen.modules.module import Module, merge_param
 from sonde.linen.sharding import meta
 from sonde.ops.default_initializers import default_bias_init, default_embed_init, default_kernel_init, matrix_shape
 from sonde.ops.dtypes import Dtype
-
-
-def chosen_product(
-    op: Callable[..., Any] | None, make: Callable[[], Callable[..., Any]] | None, default: Callable[..., Any]
-) -> Callable[..., Any]:
-    """The product that a layer uses: `make()` if that is given, else `op` if that is given, else JAX's own."""
-    if make is not None:
-        return make()
-    return default if op is None else op
+from sonde.ops.layer_options import DENSE, EINSUM, EMBED
 
 
 class Dense(Module):
@@ -68,15 +59,7 @@ class Dense(Module):
         """Maps the last axis of the inputs."""
         shape = (jnp.shape(inputs)[-1], self.features)
         kernel, bias = kernel_and_bias(self, shape, (self.features,))
-        return ops.dense(
-            inputs,
-            kernel,
-            bias,
-            dtype=self.dtype,
-            precision=self.precision,
-            dot_general=chosen_product(self.dot_general, self.dot_general_cls, lax.dot_general),
-            promote_dtype=of_tuple(self.promote_dtype),
-        )
+        return ops.dense(inputs, kernel, bias, **options_of(self, DENSE))
 
 
 def drawn_as(flat_shape: Callable[[Sequence[int]], Sequence[int]], init: Callable[..., Any]) -> Callable[..., Any]:
@@ -135,17 +118,7 @@ class DenseGeneral(Module):
             shape = (*sizes[: len(batch)], *features)
             bias_init = drawn_as(lambda shape: (math.prod(shape),), self.bias_init)
             bias = self.param("bias", bias_init, shape, self.param_dtype)
-        return ops.dense_general(
-            inputs,
-            kernel,
-            bias,
-            axis=axis,
-            batch_axis=batch,
-            dtype=self.dtype,
-            precision=self.precision,
-            dot_general=chosen_product(self.dot_general, self.dot_general_cls, lax.dot_general),
-            promote_dtype=of_tuple(self.promote_dtype),
-        )
+        return ops.dense_general(inputs, kernel, bias, axis=axis, batch_axis=batch, **options_of(self, DENSE))
 
 
 class Einsum(Module):
@@ -178,16 +151,7 @@ class Einsum(Module):
         equation = merge_param("einsum_str", self.einsum_str, einsum_str)
         shape = tuple(self.shape)
         kernel, bias = kernel_and_bias(self, shape, lambda: ops.einsum_bias_shape(equation, shape))
-        return ops.einsum(
-            equation,
-            inputs,
-            kernel,
-            bias,
-            dtype=self.dtype,
-            precision=self.precision,
-            preferred_element_type=self.preferred_element_type,
-            promote_dtype=of_tuple(self.promote_dtype),
-        )
+        return ops.einsum(equation, inputs, kernel, bias, **options_of(self, EINSUM))
 
 
 class Embed(Module):
@@ -216,10 +180,8 @@ class Embed(Module):
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Looks up the vectors at the given indices."""
-        promote = of_tuple(self.promote_dtype)
-        return ops.embed(inputs, self.embedding, dtype=self.dtype, promote_dtype=promote)
+        return ops.embed(inputs, self.embedding, **options_of(self, EMBED))
 
     def attend(self, query: jax.Array) -> jax.Array:
         """The inner product of queries with all vectors, as for logits with tied weights."""
-        promote = of_tuple(self.promote_dtype)
-        return ops.attend(query, self.embedding, dtype=self.dtype, promote_dtype=promote)
+        return ops.attend(query, self.embedding, **options_of(self, EMBED))

@@ -12,22 +12,16 @@ from sonde import ops
 from sonde.linen.layers.parameters import scale_and_bias
 from sonde.linen.modules.methods import compact
 from sonde.linen.modules.module import Module, merge_param
+from sonde.ops import layer_options
 from sonde.ops.default_initializers import ones, zeros
+from sonde.ops.layer_options import options_of
 from sonde.ops.norm import canonicalize_axes
 
 Axes = int | Sequence[int]
 
 
-def _shared_options(module: Any) -> dict[str, Any]:
-    return {
-        "epsilon": module.epsilon,
-        "dtype": module.dtype,
-        "axis_name": module.axis_name,
-        "axis_index_groups": module.axis_index_groups,
-        "use_fast_variance": module.use_fast_variance,
-        "force_float32_reductions": module.force_float32_reductions,
-        "promote_dtype": None,
-    }
+def _options(norm: Module, names: tuple[str, ...]) -> dict[str, Any]:
+    return {**options_of(norm, (*names, "force_float32_reductions")), "promote_dtype": None}
 
 
 def _sizes(x: jax.Array, axes: Axes) -> tuple[int, ...]:
@@ -96,7 +90,7 @@ class BatchNorm(Module):
         mean = self.variable("batch_stats", "mean", lambda: jnp.zeros(shape, jnp.float32))
         var = self.variable("batch_stats", "var", lambda: jnp.ones(shape, jnp.float32))
         scale, bias = scale_and_bias(self, shape, use_bias=self.use_bias)
-        options = _shared_options(self)
+        options = _options(self, layer_options.BATCH_NORM)
         if self.is_initializing():
             options["axis_name"] = None
         y, new_mean, new_var = ops.batch_norm(
@@ -106,8 +100,6 @@ class BatchNorm(Module):
             mean.value,
             var.value,
             use_running_average=use_running_average,
-            axis=self.axis,
-            momentum=self.momentum,
             mask=mask,
             **options,
         )
@@ -145,15 +137,7 @@ class LayerNorm(Module):
         """Normalizes the inputs; `mask` says which elements count for the statistics."""
         x = jnp.asarray(x)
         scale, bias = scale_and_bias(self, _sizes(x, self.feature_axes), use_bias=self.use_bias)
-        return ops.layer_norm(
-            x,
-            scale,
-            bias,
-            reduction_axes=self.reduction_axes,
-            feature_axes=self.feature_axes,
-            mask=mask,
-            **_shared_options(self),
-        )
+        return ops.layer_norm(x, scale, bias, mask=mask, **_options(self, layer_options.LAYER_NORM))
 
 
 class RMSNorm(Module):
@@ -176,14 +160,7 @@ class RMSNorm(Module):
         """Normalizes the inputs; `mask` says which elements count for the statistics."""
         x = jnp.asarray(x)
         scale, _ = scale_and_bias(self, _sizes(x, self.feature_axes), use_bias=False)
-        return ops.rms_norm(
-            x,
-            scale,
-            reduction_axes=self.reduction_axes,
-            feature_axes=self.feature_axes,
-            mask=mask,
-            **_shared_options(self),
-        )
+        return ops.rms_norm(x, scale, mask=mask, **_options(self, layer_options.LAYER_NORM))
 
 
 class GroupNorm(Module):
@@ -219,15 +196,8 @@ class GroupNorm(Module):
         features = x.shape[-1]
         groups = ops.group_count(features, num_groups=self.num_groups, group_size=self.group_size)
         scale, bias = scale_and_bias(self, (features,), use_bias=self.use_bias)
-        return ops.group_norm(
-            x,
-            scale,
-            bias,
-            num_groups=groups,
-            reduction_axes=self.reduction_axes,
-            mask=mask,
-            **_shared_options(self),
-        )
+        options = _options(self, layer_options.GROUP_NORM)
+        return ops.group_norm(x, scale, bias, num_groups=groups, mask=mask, **options)
 
 
 class InstanceNorm(Module):
@@ -251,4 +221,4 @@ class InstanceNorm(Module):
         """Normalizes the inputs; `mask` says which elements count for the statistics."""
         x = jnp.asarray(x)
         scale, bias = scale_and_bias(self, _sizes(x, self.feature_axes), use_bias=self.use_bias)
-        return ops.instance_norm(x, scale, bias, feature_axes=self.feature_axes, mask=mask, **_shared_options(self))
+        return ops.instance_norm(x, scale, bias, mask=mask, **_options(self, layer_options.INSTANCE_NORM))

@@ -1,9 +1,34 @@
-"""The parameters that most layers have: a kernel and a bias, or a scale and a bias."""
+"""The parameters that most layers have, and their options in the form that `sonde.ops` takes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from jax import lax
+
+from sonde.linen.dtypes import of_tuple
+from sonde.linen.modules.module import Module
+from sonde.ops import layer_options
+
+_PRODUCTS = {"dot_general": lax.dot_general, "conv_general_dilated": lax.conv_general_dilated}
+
+
+def options_of(layer: Module, names: tuple[str, ...]) -> dict[str, Any]:
+    """The options that a table of `sonde.ops.layer_options` names.
+
+    A product is made by the field `..._cls` if that is given; else it is the field's own value, or else JAX's function.
+    """
+    options = layer_options.options_of(layer, names)
+    options["promote_dtype"] = of_tuple(options["promote_dtype"])
+    for product, default in _PRODUCTS.items():
+        if product in options:
+            make = getattr(layer, f"{product}_cls")
+            if make is not None:
+                options[product] = make()
+            elif options[product] is None:
+                options[product] = default
+    return options
 
 
 def kernel_and_bias(

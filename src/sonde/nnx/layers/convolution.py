@@ -18,6 +18,7 @@ from sonde.nnx.modules.module import Module
 from sonde.nnx.rng.rngs import Rngs
 from sonde.ops.default_initializers import default_bias_init, default_kernel_init
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
+from sonde.ops.layer_options import CONV, CONV_TRANSPOSE, options_of
 from sonde.ops.padding import Padding
 from sonde.ops.sharding import OutSharding
 
@@ -118,18 +119,9 @@ class Conv(Module):
             inputs,
             self.kernel[...],
             value_of(self.bias),
-            strides=self.strides,
-            padding=self.padding,
-            input_dilation=self.input_dilation,
-            kernel_dilation=self.kernel_dilation,
-            feature_group_count=self.feature_group_count,
-            mask=self.mask,
-            dtype=self.dtype,
-            precision=self.precision,
             preferred_element_type=self.preferred_element_type,
-            conv_general_dilated=self.conv_general_dilated,
-            promote_dtype=self.promote_dtype,
             out_sharding=out_sharding,
+            **options_of(self, CONV),
         )
 
 
@@ -197,17 +189,5 @@ class ConvTranspose(Module):
     @names_its_place
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Convolves `(batch..., spatial..., in_features)` to `(batch..., spatial..., out_features)`."""
-        return ops.conv_transpose(
-            inputs,
-            self.kernel[...],
-            value_of(self.bias),
-            strides=self.strides,
-            padding=self.padding,
-            kernel_dilation=self.kernel_dilation,
-            mask=self.mask,
-            transpose_kernel=self.transpose_kernel,
-            dtype=self.dtype,
-            precision=self.precision,
-            preferred_element_type=self.preferred_element_type,
-            promote_dtype=self.promote_dtype,
-        )
+        options = options_of(self, CONV_TRANSPOSE)
+        return ops.conv_transpose(inputs, self.kernel[...], value_of(self.bias), **options)

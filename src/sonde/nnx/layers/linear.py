@@ -18,6 +18,7 @@ from sonde.nnx.rng.rngs import Rngs
 from sonde.ops.default_initializers import default_bias_init, default_embed_init, default_kernel_init, matrix_shape
 from sonde.ops.dense import DotGeneral
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
+from sonde.ops.layer_options import DENSE, EINSUM, EMBED, options_of
 from sonde.ops.sharding import OutSharding
 
 
@@ -86,12 +87,9 @@ class Linear(Module):
             inputs,
             self.kernel[...],
             value_of(self.bias),
-            dtype=self.dtype,
-            precision=self.precision,
             preferred_element_type=self.preferred_element_type,
-            dot_general=self.dot_general,
-            promote_dtype=self.promote_dtype,
             out_sharding=out_sharding,
+            **options_of(self, DENSE),
         )
 
 
@@ -190,21 +188,18 @@ class LinearGeneral(Module):
 
         `out_sharding` is the sharding of the result, under explicit sharding.
         """
-        dot_general = self.dot_general
-        if dot_general is None:
-            dot_general = lax.dot_general if self.dot_general_cls is None else self.dot_general_cls()
+        options = options_of(self, DENSE)
+        if self.dot_general is None:
+            options["dot_general"] = lax.dot_general if self.dot_general_cls is None else self.dot_general_cls()
         return ops.dense_general(
             inputs,
             self.kernel[...],
             value_of(self.bias),
             axis=self.axis,
             batch_axis=tuple(axis for axis, _ in self.batch_axis),
-            dtype=self.dtype,
-            precision=self.precision,
             preferred_element_type=self.preferred_element_type,
-            dot_general=dot_general,
-            promote_dtype=self.promote_dtype,
             out_sharding=out_sharding,
+            **options,
         )
 
 
@@ -280,12 +275,9 @@ class Einsum(Module):
             inputs,
             self.kernel[...],
             value_of(self.bias),
-            dtype=self.dtype,
-            precision=self.precision,
-            preferred_element_type=self.preferred_element_type,
             einsum_op=self.einsum_op,
-            promote_dtype=self.promote_dtype,
             out_sharding=out_sharding,
+            **options_of(self, EINSUM),
         )
 
 
@@ -338,13 +330,7 @@ class Embed(Module):
 
         `out_sharding` is the sharding of the result, under explicit sharding.
         """
-        return ops.embed(
-            inputs,
-            self.embedding[...],
-            dtype=self.dtype,
-            promote_dtype=self.promote_dtype,
-            out_sharding=out_sharding,
-        )
+        return ops.embed(inputs, self.embedding[...], out_sharding=out_sharding, **options_of(self, EMBED))
 
     @names_its_place
     def attend(self, query: jax.Array, out_sharding: OutSharding | None = None) -> jax.Array:
@@ -352,13 +338,7 @@ class Embed(Module):
 
         `out_sharding` is the sharding of the result, `(..., num_embeddings)`, under explicit sharding.
         """
-        return ops.attend(
-            query,
-            self.embedding[...],
-            dtype=self.dtype,
-            promote_dtype=self.promote_dtype,
-            out_sharding=out_sharding,
-        )
+        return ops.attend(query, self.embedding[...], out_sharding=out_sharding, **options_of(self, EMBED))
 
 
 def _as_tuple(value: int | Sequence[int]) -> tuple[int, ...]:

@@ -5,43 +5,62 @@ The arithmetic is in `sonde.ops.norm`, with the site `normalized` before scale a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from sonde import ops
-from sonde.nnx.layers.parameters import NO_METADATA, Init, Metadata, chosen, optional_param, value_of
+from sonde.nnx.layers.parameters import NO_METADATA, Init, Metadata, chosen, keep_options, optional_param, value_of
 from sonde.nnx.layers.place import names_its_place
 from sonde.nnx.modules.module import Module
 from sonde.nnx.rng.rngs import Rngs
-from sonde.nnx.variable.kinds import BatchStat
+from sonde.nnx.variable.kinds import BatchStat, Param
+from sonde.ops import layer_options
 from sonde.ops.default_initializers import ones, zeros
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
+from sonde.ops.layer_options import options_of
 from sonde.ops.norm import Axes
 
 
 class _Norm(Module):
-    """The options that all norms have."""
+    """The options of all norms, and the parameters, which have one number per feature."""
 
+    _parameters: ClassVar[tuple[str, ...]] = ("scale", "bias")  # drawn in this order, as in Flax
+    num_features: int
+    scale: Param[Any] | None
+    bias: Param[Any] | None
     epsilon: float
+    dtype: Dtype | None
+    param_dtype: Dtype
+    use_bias: bool
+    use_scale: bool
     axis_name: str | None
     axis_index_groups: Sequence[Sequence[int]] | None
     use_fast_variance: bool
-    dtype: Dtype | None
     promote_dtype: PromoteDtype
 
-    def _averaging(self, mask: jax.Array | None) -> dict[str, Any]:
-        return {
-            "epsilon": self.epsilon,
-            "mask": mask,
-            "axis_name": self.axis_name,
-            "axis_index_groups": self.axis_index_groups,
-            "use_fast_variance": self.use_fast_variance,
-            "dtype": self.dtype,
-            "promote_dtype": self.promote_dtype,
-        }
+    def _make(self, num_features: int, arguments: dict[str, Any]) -> None:
+        """Draws the parameters and stores the options, from the `locals()` of a constructor."""
+        for name in self._parameters:
+            init, metadata = arguments[f"{name}_init"], arguments[f"{name}_metadata"]
+            draw = init, (num_features,), arguments["param_dtype"], metadata
+            setattr(self, name, optional_param(arguments[f"use_{name}"], self, arguments["rngs"], *draw))
+        keep_options(self, arguments)
+
+    def _normalized(
+        self,
+        op: Callable[..., jax.Array],
+        names: tuple[str, ...],
+        x: jax.Array,
+        mask: jax.Array | None,
+        **options: Any,
+    ) -> jax.Array:
+        """Calls an operation with the parameters, and the options that a table names."""
+        parameters = [value_of(getattr(self, name)) for name in self._parameters]
+        options |= options_of(self, names)
+        return op(x, *parameters, mask=mask, promote_dtype=self.promote_dtype, **options)
 
 
 class BatchNorm(_Norm):
@@ -76,6 +95,10 @@ class BatchNorm(_Norm):
         Array([0.2, 0.2], dtype=float32)
     """
 
+    use_running_average: bool
+    axis: int
+    momentum: float
+
     def __init__(
         self,
         num_features: int,
@@ -98,24 +121,9 @@ class BatchNorm(_Norm):
         bias_metadata: Metadata = NO_METADATA,
         scale_metadata: Metadata = NO_METADATA,
     ):
-        shape = (num_features,)
-        self.mean = BatchStat(jnp.zeros(shape, jnp.float32))
-        self.var = BatchStat(jnp.ones(shape, jnp.float32))
-        self.scale = optional_param(use_scale, self, rngs, scale_init, shape, param_dtype, scale_metadata)
-        self.bias = optional_param(use_bias, self, rngs, bias_init, shape, param_dtype, bias_metadata)
-        self.num_features = num_features
-        self.use_running_average = use_running_average
-        self.axis = axis
-        self.momentum = momentum
-        self.epsilon = epsilon
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.use_bias = use_bias
-        self.use_scale = use_scale
-        self.axis_name = axis_name
-        self.axis_index_groups = axis_index_groups
-        self.use_fast_variance = use_fast_variance
-        self.promote_dtype = promote_dtype
+        self.mean = BatchStat(jnp.zeros((num_features,), jnp.float32))
+        self.var = BatchStat(jnp.ones((num_features,), jnp.float32))
+        self._make(num_features, locals())
 
     @names_its_place
     def __call__(
@@ -136,9 +144,9 @@ class BatchNorm(_Norm):
             self.mean[...],
             self.var[...],
             use_running_average=by_running_average,
-            axis=self.axis,
-            momentum=self.momentum,
-            **self._averaging(mask),
+            mask=mask,
+            promote_dtype=self.promote_dtype,
+            **options_of(self, layer_options.BATCH_NORM),
         )
         if not by_running_average:
             for variable, average in ((self.mean, mean), (self.var, var)):
@@ -174,6 +182,9 @@ class LayerNorm(_Norm):
         Array([-1.,  1.], dtype=float32)
     """
 
+    reduction_axes: Axes
+    feature_axes: Axes
+
     def __init__(
         self,
         num_features: int,
@@ -195,33 +206,12 @@ class LayerNorm(_Norm):
         bias_metadata: Metadata = NO_METADATA,
         scale_metadata: Metadata = NO_METADATA,
     ):
-        shape = (num_features,)
-        self.scale = optional_param(use_scale, self, rngs, scale_init, shape, param_dtype, scale_metadata)
-        self.bias = optional_param(use_bias, self, rngs, bias_init, shape, param_dtype, bias_metadata)
-        self.num_features = num_features
-        self.epsilon = epsilon
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.use_bias = use_bias
-        self.use_scale = use_scale
-        self.reduction_axes = reduction_axes
-        self.feature_axes = feature_axes
-        self.axis_name = axis_name
-        self.axis_index_groups = axis_index_groups
-        self.use_fast_variance = use_fast_variance
-        self.promote_dtype = promote_dtype
+        self._make(num_features, locals())
 
     @names_its_place
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes `x`; `mask`, broadcast to it, says which elements count."""
-        return ops.layer_norm(
-            x,
-            value_of(self.scale),
-            value_of(self.bias),
-            reduction_axes=self.reduction_axes,
-            feature_axes=self.feature_axes,
-            **self._averaging(mask),
-        )
+        return self._normalized(ops.layer_norm, layer_options.LAYER_NORM, x, mask)
 
 
 class RMSNorm(_Norm):
@@ -242,6 +232,10 @@ class RMSNorm(_Norm):
         Array([ 1., -1.], dtype=float32)
     """
 
+    _parameters = ("scale",)
+    reduction_axes: Axes
+    feature_axes: Axes
+
     def __init__(
         self,
         num_features: int,
@@ -260,30 +254,12 @@ class RMSNorm(_Norm):
         rngs: Rngs,
         scale_metadata: Metadata = NO_METADATA,
     ):
-        shape = (num_features,)
-        self.scale = optional_param(use_scale, self, rngs, scale_init, shape, param_dtype, scale_metadata)
-        self.num_features = num_features
-        self.epsilon = epsilon
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.use_scale = use_scale
-        self.reduction_axes = reduction_axes
-        self.feature_axes = feature_axes
-        self.axis_name = axis_name
-        self.axis_index_groups = axis_index_groups
-        self.use_fast_variance = use_fast_variance
-        self.promote_dtype = promote_dtype
+        self._make(num_features, locals())
 
     @names_its_place
     def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes `x`; `mask`, broadcast to it, says which elements count."""
-        return ops.rms_norm(
-            x,
-            value_of(self.scale),
-            reduction_axes=self.reduction_axes,
-            feature_axes=self.feature_axes,
-            **self._averaging(mask),
-        )
+        return self._normalized(ops.rms_norm, layer_options.LAYER_NORM, x, mask)
 
 
 class GroupNorm(_Norm):
@@ -302,6 +278,10 @@ class GroupNorm(_Norm):
         >>> layer(jnp.ones((2, 5, 6))).shape
         (2, 5, 6)
     """
+
+    num_groups: int
+    group_size: int
+    reduction_axes: Axes | None
 
     def __init__(
         self,
@@ -326,33 +306,15 @@ class GroupNorm(_Norm):
         scale_metadata: Metadata = NO_METADATA,
     ):
         self.feature_axis = -1
-        self.num_groups = _group_count(self, num_features, num_groups, group_size)
-        self.group_size = num_features // self.num_groups
-        shape = (num_features,)
-        self.scale = optional_param(use_scale, self, rngs, scale_init, shape, param_dtype, scale_metadata)
-        self.bias = optional_param(use_bias, self, rngs, bias_init, shape, param_dtype, bias_metadata)
-        self.epsilon = epsilon
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.use_bias = use_bias
-        self.use_scale = use_scale
-        self.reduction_axes = reduction_axes
-        self.axis_name = axis_name
-        self.axis_index_groups = axis_index_groups
-        self.use_fast_variance = use_fast_variance
-        self.promote_dtype = promote_dtype
+        num_groups = _group_count(self, num_features, num_groups, group_size)
+        group_size = num_features // num_groups
+        arguments = locals()
+        self._make(arguments.pop("num_features"), arguments)  # Flax keeps the groups, and not the features
 
     @names_its_place
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes `(batch, ..., num_features)`; `mask`, broadcast to it, says which elements count."""
-        return ops.group_norm(
-            x,
-            value_of(self.scale),
-            value_of(self.bias),
-            num_groups=self.num_groups,
-            reduction_axes=self.reduction_axes,
-            **self._averaging(mask),
-        )
+        return self._normalized(ops.group_norm, layer_options.GROUP_NORM, x, mask, num_groups=self.num_groups)
 
 
 class InstanceNorm(_Norm):
@@ -368,6 +330,8 @@ class InstanceNorm(_Norm):
         >>> nnx.InstanceNorm(6, rngs=nnx.Rngs(0))(jnp.ones((2, 5, 6))).shape
         (2, 5, 6)
     """
+
+    feature_axes: Axes
 
     def __init__(
         self,
@@ -389,31 +353,12 @@ class InstanceNorm(_Norm):
         bias_metadata: Metadata = NO_METADATA,
         scale_metadata: Metadata = NO_METADATA,
     ):
-        shape = (num_features,)
-        self.scale = optional_param(use_scale, self, rngs, scale_init, shape, param_dtype, scale_metadata)
-        self.bias = optional_param(use_bias, self, rngs, bias_init, shape, param_dtype, bias_metadata)
-        self.num_features = num_features
-        self.epsilon = epsilon
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.use_bias = use_bias
-        self.use_scale = use_scale
-        self.feature_axes = feature_axes
-        self.axis_name = axis_name
-        self.axis_index_groups = axis_index_groups
-        self.use_fast_variance = use_fast_variance
-        self.promote_dtype = promote_dtype
+        self._make(num_features, locals())
 
     @names_its_place
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes `(batch, ..., features)`; `mask`, broadcast to it, says which elements count."""
-        return ops.instance_norm(
-            x,
-            value_of(self.scale),
-            value_of(self.bias),
-            feature_axes=self.feature_axes,
-            **self._averaging(mask),
-        )
+        return self._normalized(ops.instance_norm, layer_options.INSTANCE_NORM, x, mask)
 
 
 @names_its_place

@@ -11,6 +11,7 @@ from sonde.nnx.layers.normalization import RMSNorm
 from sonde.nnx.layers.parameters import value_of
 from sonde.nnx.layers.place import names_its_place
 from sonde.ops.default_initializers import zeros
+from sonde.ops.layer_options import LAYER_NORM, options_of
 
 
 class OffsetRMSNorm(RMSNorm):
@@ -39,13 +40,5 @@ class OffsetRMSNorm(RMSNorm):
         # The sum is computed in float32: in bfloat16 it would lose digits of the scale.
         scale = None if scale is None else 1.0 + scale.astype("float32")
         dtype = self.dtype or x.dtype
-        return ops.rms_norm(
-            x.astype("float32"),
-            scale,
-            reduction_axes=self.reduction_axes,
-            feature_axes=self.feature_axes,
-            epsilon=self.epsilon,
-            mask=mask,
-            axis_name=self.axis_name,
-            axis_index_groups=self.axis_index_groups,
-        ).astype(dtype)
+        options = {**options_of(self, LAYER_NORM), "dtype": None}
+        return ops.rms_norm(x.astype("float32"), scale, mask=mask, **options).astype(dtype)

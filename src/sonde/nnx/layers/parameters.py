@@ -80,6 +80,20 @@ def optional_param(use: bool, layer: Module, *args: Any, **kwargs: Any) -> Any:
     return new_param(layer, *args, **kwargs) if use else data(None)
 
 
+def keep_options(layer: Module, arguments: Mapping[str, Any]) -> None:
+    """Stores the arguments of a layer's constructor as attributes of the same names, in their order.
+
+    Initializers, metadata and random streams are not stored: they are used once, to draw the parameters.
+
+    Args:
+        layer: the layer.
+        arguments: the `locals()` of its constructor.
+    """
+    for name, value in arguments.items():
+        if name not in ("self", "rngs") and not name.endswith(("_init", "_metadata")):
+            setattr(layer, name, value)
+
+
 def value_of(variable: Variable[Any] | None) -> Any:
     """The value of a parameter that may be absent."""
     return None if variable is None else variable[...]
