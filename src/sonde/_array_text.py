@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-import jax
 import numpy as np
 
 _UNITS = ("B", "KB", "MB", "GB", "TB")
@@ -68,6 +67,8 @@ def cell_of(filename: str) -> str | None:
 def size_and_bytes(tree: Any) -> tuple[int, int]:
     """How many elements the arrays in a pytree have, and how many bytes."""
     size = n_bytes = 0
+    import jax  # late: places are described before JAX is imported
+
     for leaf in jax.tree.leaves(tree):
         shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
         if shape is None or dtype is None:

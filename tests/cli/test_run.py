@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -156,3 +157,25 @@ def test_it_says_what_was_not_looked_at(script, sonde) -> None:
     assert "NaN at the end of the script in loss" in result.stderr
     result = sonde("run", script("import jax, jax.numpy as jnp\njax.jit(jnp.add)(jnp.ones(2), jnp.ones(3))"))
     assert result.exit_code == 1 and "call 0 of add raised this" in result.stderr
+
+
+ENVIRONMENT = """
+import os
+os.environ["JAX_ENABLE_X64"] = "1"
+import jax, jax.numpy as jnp
+def f(x):
+    return jnp.log(x - 1e300)
+if __name__ == "__main__":
+    print(f(jnp.array(2e300)))
+"""
+
+
+def test_programs_set_up_jax_before_they_import_it(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(ENVIRONMENT)
+    asked = [("run", "program.py"), ("nonfinite", "program.py:f", "--args", "2e300"), ("report", "program.py:f")]
+    asked[2] += ("--args", "2e300", "--inside", "program.py:f", "--json")
+    for arguments in asked:
+        command = [sys.executable, "-m", "sonde.cli", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert any(text in done.stdout for text in ("690.7", "Every result", "690.77")), done.stdout

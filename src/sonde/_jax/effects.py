@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+from jax._src import callback as _callback
 from jax._src import effects as _effects
 from jax._src import util as _util
 from jax._src.interpreters import partial_eval as _pe
@@ -15,7 +18,13 @@ from sonde._jax.array_types import zeros_of_type
 from sonde._jax.imported import Effect, Primitive, Var, no_effects, remat_rules, remat_saves
 from sonde._jax.jaxprs import make_jaxpr, open_jaxpr
 
-__all__ = ["allow_effect", "hold_weakly", "register_partial_evaluation", "register_partial_use"]
+__all__ = [
+    "allow_effect",
+    "callbacks_unlogged",
+    "hold_weakly",
+    "register_partial_evaluation",
+    "register_partial_use",
+]
 
 
 def allow_effect(effect_type: type[Effect]) -> None:
@@ -31,6 +40,21 @@ def allow_effect(effect_type: type[Effect]) -> None:
         _effects.partial_eval_kept_effects,
     ):
         allowed.add_type(effect_type)
+
+
+@contextlib.contextmanager
+def callbacks_unlogged() -> Iterator[None]:
+    """Inside the block, JAX does not log exceptions of functions of the host; they are raised all the same."""
+    logger = logging.getLogger(_callback.__name__)
+
+    def drop(record: logging.LogRecord) -> bool:
+        return False
+
+    logger.addFilter(drop)
+    try:
+        yield
+    finally:
+        logger.removeFilter(drop)
 
 
 def hold_weakly(parameter_type: type) -> None:

@@ -54,6 +54,7 @@ __all__ = [
     "at_first_capture",
     "eager_shortcut",
     "examples_named",
+    "hide_frames",
     "kept_when_partially_evaluated",
     "made_jaxprs",
     "make_changes",
@@ -116,13 +117,14 @@ def make_changes() -> None:
     _DUE.make()
 
 
-def _hide_frames() -> None:
-    """Leaves Sonde's frames between JAX and the program out of tracebacks, as JAX does with its own."""
-    for part in ("_jax", "core", "inside"):
+@functools.cache
+def hide_frames(*parts: str) -> None:
+    """Leaves frames of parts of Sonde out of tracebacks, as JAX does with its own."""
+    for part in parts:
         _traceback.register_exclusion(os.path.join(os.path.dirname(os.path.dirname(__file__)), part))
 
 
-at_first_capture(_hide_frames)
+at_first_capture(lambda: hide_frames("_jax", "core", "inside"))
 
 
 def prepare_scans_for_differentiation(prepare: Callable[[dict[str, Any]], tuple[Any, dict[str, Any]] | None]) -> None:

@@ -98,8 +98,6 @@ def compared(first: str, second: str, choices: Choices) -> tuple[Comparison, Any
     from sonde.cli.page_file import check_writable
     from sonde.cli.target import Target, program_at
     from sonde.cli.user_program import running
-    from sonde.tools import compare as compare_programs
-    from sonde.tools.comparison.compare import NothingComparedError
 
     if choices.out is not None:
         check_writable(choices.out)
@@ -111,6 +109,9 @@ def compared(first: str, second: str, choices: Choices) -> tuple[Comparison, Any
         if _is_path(second)
         else program_at(second, choices.input_file, choices.call_arguments, instead=one_program)
     )
+    from sonde.tools import compare as compare_programs
+    from sonde.tools.comparison.compare import NothingComparedError
+
     either = one_program or other_program
     assert either is not None
     both = Target(f"{first} or {second}", either.f, (), {})

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from sonde._npz import read_npy, read_npz
@@ -57,6 +56,8 @@ def read_tokens(path: str | Path) -> list[str]:
 
 
 def _for_jax(label: str, array: np.ndarray, path: Path) -> Any:
+    import jax.numpy as jnp  # not sooner: `sonde.cli.target` says why
+
     try:
         return jnp.asarray(array)
     except (TypeError, ValueError) as error:

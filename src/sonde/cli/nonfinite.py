@@ -50,7 +50,6 @@ def nonfinite(
     import sonde
     from sonde.cli.target import program_at
     from sonde.cli.user_program import running
-    from sonde.report.plain_json import plain
 
     inside_names = inside or None
     with quiet_stdout(as_json):
@@ -61,6 +60,8 @@ def nonfinite(
             )
     finite = first is None or first.discarded
     if as_json:
+        from sonde.report.plain_json import plain
+
         show_json({"finite": finite, "first": None if first is None else plain(as_dict(first))})
     elif first is None:
         show(Text("Every result of the program is finite.", style="green"))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sonde.cli.exit_codes import Unusable
-from sonde.report import Report
+
+if TYPE_CHECKING:
+    from sonde.report import Report
 
 
 def check_writable(out: str) -> Path:

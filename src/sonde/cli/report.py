@@ -64,13 +64,14 @@ def report(
     from sonde.cli.page_file import check_writable, write_page
     from sonde.cli.target import program_at
     from sonde.cli.user_program import no_sites, running
-    from sonde.report import examine
 
     page = None if no_page or (as_json and out is None) else check_writable(out or PAGE)
     inside_names = inside or None
     tokens = read_tokens(token_file) if token_file else None
     with quiet_stdout(as_json):
         program = program_at(target, input_file, call_arguments)
+        from sonde.report import examine
+
         with running(program, show_traceback=show_traceback, reports=True), busy("running the program") as say:
             options = {"grads": grads, "inside": inside_names, "title": title or target, "tokens": tokens}
             look = examine(program.f, *patterns, progress=say, **options)

@@ -65,20 +65,23 @@ def run(
     code that --inside names.
     """
     from sonde.cli.page_file import check_writable
-    from sonde.cli.watched_script import Watch, run_script
-    from sonde.report.plain_json import plain
-    from sonde.tools.training.writers import json_lines
+    from sonde.cli.script import run_script
 
     if not as_module and not Path(script).is_file():
         raise Unusable(f"there is no file {script!r}: SCRIPT is a Python file, or with -m a module")
-    if monitor_file is not None:
-        check_writable(monitor_file)
-    watch = Watch(every, inside or None, None if monitor_file is None else json_lines(monitor_file))
-    if page is not None:
-        check_writable(page)
-    error = run_script(script, args, is_module=as_module, watch=watch)
+    for file in filter(None, (monitor_file, page)):
+        check_writable(file)
+
+    def make_watch() -> Watch:
+        from sonde.cli.watched_script import Watch
+        from sonde.tools.training.writers import json_lines
+
+        return Watch(every, inside or None, None if monitor_file is None else json_lines(monitor_file))
+
+    watch, error = run_script(script, args, is_module=as_module, make_watch=make_watch)
     if watch.found is not None:
         from sonde.cli.nonfinite import as_dict
+        from sonde.report.plain_json import plain
 
         written = _write(watch, page, bundle, inside)
 
@@ -154,12 +157,13 @@ def _write(watch: Watch, page: str | None, bundle: str, inside: tuple[str, ...])
 
 def _print(error: BaseException, script: str) -> None:
     """Prints the traceback of a script as `python` does, without the frames that run it."""
+    from sonde.cli import script as runner
     from sonde.cli import watched_script
 
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename not in (script, str(Path(script).resolve())):
         frame = frame.tb_next
     shown = traceback.TracebackException(type(error), error, frame or error.__traceback__)
-    own = [entry for entry in shown.stack if entry.filename != watched_script.__file__]
+    own = [entry for entry in shown.stack if entry.filename not in (watched_script.__file__, runner.__file__)]
     shown.stack = traceback.StackSummary.from_list(own)
     print("".join(shown.format()), end="", file=sys.stderr)

@@ -28,11 +28,12 @@ def summarize(
     """
     from sonde.cli.target import program_at
     from sonde.cli.user_program import no_sites, running
-    from sonde.report.plain_json import plain
-    from sonde.tools import summarize as summarize_program
 
     with quiet_stdout(as_json):
         program = program_at(target, input_file, call_arguments)
+        from sonde.report.plain_json import plain
+        from sonde.tools import summarize as summarize_program
+
         with running(program, show_traceback=show_traceback), busy("running the program"):
             statistics = summarize_program(program.f, *patterns, grads=grads, inside=inside or None)
             rows = statistics(*program.args, **program.kwargs)

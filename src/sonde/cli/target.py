@@ -14,7 +14,8 @@ It is a tuple of arguments, a dict of keyword arguments, a single argument, or a
 Arguments that were typed (`--args`) take their place; arrays from an input file always replace arguments of the same
 name.
 
-All of this runs before the program does: any error is `Unusable`.
+All of this runs before the program does: any error is `Unusable`. JAX is not imported before the module of the program
+is, which may set environment variables that JAX reads then.
 """
 
 from __future__ import annotations
@@ -33,14 +34,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 from sonde._array_text import short_place
 from sonde.cli.exit_codes import Unusable
 from sonde.cli.inputs import read_arrays, with_arrays
-from sonde.report.failure import failure
 
 EXAMPLES = "example_inputs"
 _MOST_LINES = 6  # of an error message of the user's code
@@ -78,9 +74,9 @@ def program_at(
         call_arguments: The arguments as an expression of Python.
         instead: A program whose arguments are used if the target has none.
     """
-    arrays = None if input_file is None else read_arrays(input_file)
-    has_inputs = arrays is not None or call_arguments is not None
+    has_inputs = input_file is not None or call_arguments is not None
     module, name = _module_of(target)
+    arrays = None if input_file is None else read_arrays(input_file)
     program = _attribute(module, name, target)
     args, kwargs = None, {}
     if _is_call(program):
@@ -210,6 +206,8 @@ def last_line(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         line = short_place(f"{error.filename}:{error.lineno}")
         return f"{headline}\n  {line}: {(error.text or '').strip()}"
+    from sonde.report.failure import failure
+
     where = failure(error, "", only_compiled=False)  # pyright: ignore[reportArgumentType]
     return f"{headline}\n  {short_place(where.source)}: {where.code}" if where.source else headline
 
@@ -264,6 +262,10 @@ def _is_maker(value: Any, *, has_inputs: bool) -> bool:
 
 def _evaluated(expression: str, module: ModuleType, target: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments that were typed."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
     names = {"jax": jax, "jnp": jnp, "np": np, **vars(module)}
     try:
         # In the brackets of a call, `x` is one argument, `x, y` are two, and `y=x` has a name.

@@ -49,12 +49,13 @@ def trace_back(
 
     from sonde.cli.target import program_at
     from sonde.cli.user_program import running
-    from sonde.report.plain_json import plain
-    from sonde.tools import trace_back as trace_program_back
 
     predicate = _predicate(condition)
     with quiet_stdout(as_json):
         program = program_at(target, input_file, call_arguments)
+        from sonde.report.plain_json import plain
+        from sonde.tools import trace_back as trace_program_back
+
         with running(program, show_traceback=show_traceback), busy("running the program"):
             search = trace_program_back(program.f, predicate, inside=inside or None)
             origin = search(*program.args, **program.kwargs)

@@ -11,18 +11,16 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import runpy
-import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from sonde import _jax
+from sonde.cli.script import Stopped
 from sonde.errors import NoSuchSiteError
 from sonde.tools.numerics.nonfinite import first_nonfinite
 from sonde.tools.training.monitor import monitor
@@ -37,10 +35,6 @@ _MONITORED = ("mean", "std", "norm", "nonfinite")
 _TRANSFORMS = ("grad", "value_and_grad", "vmap", "pmap", "hessian", "jacfwd", "jacrev", "jacobian")
 _LOOPS = ("scan", "while_loop", "fori_loop", "map")
 _MOST_SEARCHES = 3  # for one function whose results hold intended Infs
-
-
-class Stopped(BaseException):
-    """Ends a script in which something was found; not an `Exception`, which the script may catch."""
 
 
 class Call(NamedTuple):
@@ -216,6 +210,10 @@ class Watch:
             self._flushes.append(monitored.flush)
         return self._monitored[id(f)]
 
+    def look_at_variables(self, names: Mapping[str, Any]) -> None:
+        """Notes which variables of a script hold NaN at its end."""
+        self.nans_at_end = [name for name, value in names.items() if not name.startswith("_") and _has_nan(value)]
+
     def flush(self) -> None:
         """Writes the statistics that are still on their way."""
         for flush in self._flushes:
@@ -234,6 +232,8 @@ class Watch:
                 self.look()
         if self.found is None and isinstance(error, Exception) and not isinstance(error, NOT_ABOUT_NUMBERS):
             self._suspect(error)
+        if self.found is not None and isinstance(error, Exception):
+            self.found = dataclasses.replace(self.found, error=error)  # the script's own, not that of the repeated call
 
     def _suspect(self, error: Exception) -> None:
         """Reports, with doubt, what might have led to an exception if no result was made NaN or Inf.
@@ -252,7 +252,7 @@ class Watch:
         else:
             return
         if nonfinite is not None:
-            self.found = dataclasses.replace(nonfinite, error=error, doubt=UNRELATED)
+            self.found = dataclasses.replace(nonfinite, doubt=UNRELATED)
             self.found_in, self.place = call, str(call)
 
 
@@ -367,6 +367,7 @@ class WatchedFunction:
 @contextmanager
 def watching(watch: Watch) -> Iterator[None]:
     """Inside the block, what `jax.jit` returns is watched; so are gradients, maps and loops that are not in a `jit`."""
+    _jax.hide_frames("cli/watched_script.py")
     plain: Any = jax.jit
     before = {(jax, name): getattr(jax, name) for name in ("jit", *_TRANSFORMS)}
     before |= {(jax.lax, name): getattr(jax.lax, name) for name in _LOOPS}
@@ -438,34 +439,3 @@ def _attributes_of(value: Any) -> dict[str, Any] | None:
         return None
     attributes = getattr(value, "__dict__", None)
     return attributes if isinstance(attributes, dict) and not isinstance(value, _jax.PjitFunction) else None
-
-
-def run_script(script: str, args: Sequence[str], *, is_module: bool, watch: Watch) -> BaseException | None:
-    """Runs a script or a module as `python` does; returns the exception that ended it, if one did."""
-    before = sys.argv, list(sys.path)
-    folder = "" if is_module else str(Path(script).resolve().parent)
-    sys.argv = [script, *args]
-    sys.path.insert(0, folder)
-    try:
-        with watching(watch):
-            if is_module:
-                names = runpy.run_module(script, run_name="__main__", alter_sys=True)
-            else:
-                names = runpy.run_path(script, run_name="__main__")
-            watch.look()
-        watch.nans_at_end = [name for name, value in names.items() if not name.startswith("_") and _has_nan(value)]
-    except Stopped:
-        return None
-    except SystemExit as error:
-        try:
-            watch.look()
-        except Stopped:
-            return None
-        return error
-    except BaseException as error:
-        watch.explain_failure(error)
-        return error
-    finally:
-        sys.argv, sys.path[:] = before
-        watch.flush()
-    return None

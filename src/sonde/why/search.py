@@ -93,7 +93,7 @@ def search(
     """
     labels = dict(_leaves((args, kwargs), "argument"))
     # JAX's own checks for NaN and Inf would end the program where the search can say more.
-    with jax.debug_nans(False), jax.debug_infs(False):
+    with jax.debug_nans(False), jax.debug_infs(False), _jax.callbacks_unlogged():
         taped = run_taped(f, args, kwargs, inside=inside)
         return explain(taped, args, kwargs, labels, NotFinite() if question is None else question, discarded)
 

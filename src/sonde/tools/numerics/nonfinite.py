@@ -180,8 +180,11 @@ def _error_text(error: Exception) -> str:
     """An exception in one line; of the tracebacks that JAX puts into a message, the line with the error itself."""
     text = "".join(traceback.format_exception_only(error)).strip()
     lines = text.splitlines()
+    if len(lines) <= _MOST_ERROR_LINES:
+        return text
     own = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Warning): ", line)]
-    return text if len(lines) <= _MOST_ERROR_LINES else f"{type(error).__name__}: {(own or lines)[-1]}"
+    last, name = (own or lines)[-1], type(error).__name__
+    return last if name in last.partition(":")[0] else f"{name}: {last}"
 
 
 @two_steps
