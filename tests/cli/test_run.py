@@ -126,7 +126,7 @@ for i in range(4):
 def test_nan_in_data_is_named(script, sonde) -> None:
     result = sonde("run", script(DATA))
     assert "Not finite in call 2 of <lambda>" in result.stderr
-    assert "the first NaN is argument [0][1][1, 2], float32[4,3]" in result.stderr
+    assert "the first NaN is argument x[1, 2], float32[4,3]" in result.stderr
 
 
 def test_loops_and_maps_outside_of_jit_are_watched(script, sonde) -> None:

@@ -255,6 +255,13 @@ def sharded(x):
     return jax.shard_map(on_shard, mesh=MESH, in_specs=P("d"), out_specs=P())(x)
 
 
+def averaged(x):
+    def on_shard(x):
+        return lax.pmean(jnp.log(x).mean(), "d")  # FAULT
+
+    return jax.shard_map(on_shard, mesh=MESH, in_specs=P("d"), out_specs=P())(x)
+
+
 def scan_in_a_shard_map(x):
     def on_shard(x):
         def body(c, t):
@@ -279,6 +286,7 @@ def test_the_shard():
     for around in (lambda f: f, jax.jit):
         found = found_in(sharded, values, run=around(sharded))
         assert (found.operation, found.shard, found.within) == ("log", (("d", 1),), "shard d=1")
+        assert found_in(averaged, values, run=around(averaged)).shard == (("d", 1),)
     # exp of 0, 20, 40, 60: 1e52 after iteration 3. It goes to the other shard after every iteration.
     found = found_in(scan_in_a_shard_map, jnp.array([0.0, 0.0, 0.0, 1.0]), run=jax.jit(scan_in_a_shard_map))
     assert (found.operation, found.iteration, found.shard) == ("mul", (3,), (("d", 0),))

@@ -75,7 +75,7 @@ def made(birth: Birth, kind: str, labels: dict[int, str]) -> Made:
         text = array_text(value.astype(own_type) if value.dtype == np.float64 and own_type != value.dtype else value)
         if label is not None:
             at = f"{list(step.index)}" if step.index else ""
-            return Made(kind, "argument", (f"{label.removeprefix('argument')}{at}, {text}",), "", NOWHERE, "")
+            return Made(kind, "argument", (f"{label.removeprefix('argument ')}{at}, {text}",), "", NOWHERE, "")
         user = next((e for s in reversed(birth.way) if (e := s.equation) is not None), None)
         place = NOWHERE if user is None else place_of(user)  # the first operation that uses it
         return Made(kind, "constant", (text,), "", place, around_text(step.scene))

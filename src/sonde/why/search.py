@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import inspect
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -91,7 +92,9 @@ def search(
     Raises:
         Exception: What the function raised, if no bad value led to it.
     """
-    labels = dict(_leaves((args, kwargs), "argument"))
+    labels = {
+        key: leaf for name, value in _arguments(f, args, kwargs) for key, leaf in _leaves(value, f"argument {name}")
+    }
     # JAX's own checks for NaN and Inf would end the program where the search can say more.
     with jax.debug_nans(False), jax.debug_infs(False), _jax.callbacks_unlogged():
         taped = run_taped(f, args, kwargs, inside=inside)
@@ -129,7 +132,7 @@ def _explain(
         return None if answer is None else dataclasses.replace(answer, labels=names)
     bad = [
         (name, slot)
-        for _, (name, value) in (*_leaves(taped.result, "result"), *_updated((args, kwargs), labels))
+        for _, (name, value) in (*_leaves(taped.result, "result"), *_updated(taped.f, args, kwargs, labels))
         if (slot := _slot_of(scene, tape, value)) is not None and walk.worst(scene, slot)
     ]
     named = {slot for _, slot in bad}
@@ -326,11 +329,18 @@ def _label_of(value: Any, labels: dict[int, Any]) -> str | None:
     return None
 
 
-def _updated(arguments: Any, before: dict[int, Any]) -> Iterator[tuple[int, tuple[str, Any]]]:
-    """The arrays that the function has put into objects among its arguments."""
-    for key, named in _leaves(arguments, "updated argument"):
-        if key not in before:
-            yield key, named
+def _arguments(f: Callable, args: Any, kwargs: Any) -> list[tuple[str, Any]]:
+    """The arguments of a call, by the names of the parameters if they are known."""
+    try:
+        return list(inspect.signature(f).bind(*args, **kwargs).arguments.items())
+    except (TypeError, ValueError):  # a function of C, or one that says it has the signature of another one
+        return [("args", args), ("kwargs", kwargs)]
+
+
+def _updated(f: Callable, args: Any, kwargs: Any, before: dict[int, Any]) -> Iterator[tuple[int, tuple[str, Any]]]:
+    """The arrays that a function has put into objects among its arguments."""
+    for name, value in _arguments(f, args, kwargs):
+        yield from (leaf for leaf in _leaves(value, f"updated argument {name}") if leaf[0] not in before)
 
 
 def root_of(birth: Birth) -> tuple[Birth, tuple[Birth, ...]]:

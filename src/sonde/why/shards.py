@@ -49,7 +49,9 @@ class Shard:
         return tuple(axis for axis in self.axes if not self.checked or axis in varies)
 
     def local(self, value: np.ndarray, aval: Any) -> np.ndarray:
-        """The part of a value that is on the shard."""
+        """The part of a value that is on the shard; constants are the same everywhere and have no axis for it."""
+        if value.ndim == len(aval.shape):
+            return value
         mine = dict(zip(self.axes, self.position))
         row = 0
         for axis in self.varying(aval):
@@ -142,10 +144,7 @@ def _divided(scene: Scene, number: int, equation: Equation) -> Scene | None:
     )
     with with_capture_state(None):
         stacked = jax.jit(stack)(*operands) if operands else []
-    constants = {slot: np.asarray(value)[None] for slot, value in level.constants.items() if np.ndim(value)}
-    inside = scene.inside(level, stacked, number, _leave, Around("shard_map", 0), run=shard.run, shard=shard)
-    inside.values.put(constants)
-    return inside
+    return scene.inside(level, stacked, number, _leave, Around("shard_map", 0), run=shard.run, shard=shard)
 
 
 def _concrete(mesh: Any, operands: Sequence[Any]) -> Any:

@@ -178,11 +178,13 @@ class Taped:
     """A function that was run.
 
     Attributes:
+        f: The function.
         tape: What it did.
         result: What it returned; None if it raised.
         error: What it raised.
     """
 
+    f: Callable
     tape: Tape
     result: Any
     error: Exception | None
@@ -215,4 +217,4 @@ def run_taped(f: Callable, args: Any, kwargs: Any, *, inside: InsideRequest | No
         inside=inside,
         trace_type=make,
     )
-    return Taped(tapes[0], result, failed[0] if failed else None)
+    return Taped(f, tapes[0], result, failed[0] if failed else None)

@@ -46,7 +46,7 @@ def test_a_factor_that_is_zero():
     weights = jnp.zeros((3, 2))
     loss = lambda x, w: jnp.sum((x @ w) * 3.0)
     found = trace_back(jax.jit(jax.grad(loss)), is_zero)(X.at[1].set(0.0), weights)
-    assert found.operation == "argument" and "[1][0, 0]" in found.operands[0]
+    assert found.operation == "argument" and found.operands[0].startswith("w[0, 0], ")
 
 
 def test_an_argument_that_has_it_already():

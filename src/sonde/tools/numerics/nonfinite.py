@@ -178,7 +178,7 @@ def called_at(chain: Sequence[str]) -> list[str]:
 
 def _error_text(error: Exception) -> str:
     """An exception in one line; of the tracebacks that JAX puts into a message, the line with the error itself."""
-    text = "".join(traceback.format_exception_only(error)).strip()
+    text = "".join(traceback.format_exception_only(error)).strip().partition("\n-----")[0]  # then JAX has a remark
     lines = text.splitlines()
     if len(lines) <= _MOST_ERROR_LINES:
         return text
