@@ -31,15 +31,15 @@ class Pretrained:
     """What the demo found in a pretrained model.
 
     Attributes:
-        words: the tokens of the sentence.
-        said: what the model would say at every layer and position.
-        sure: how sure it would be.
-        answer: how it continues the sentence.
-        induction: for every layer and head, the share of attention on the token that came next the last time.
-        fact_words: the tokens of the sentence about a capital.
-        restored: for every layer and position, the share of the answer that comes back when one value is exchanged.
-        report: the page.
-        seconds: how long it all took.
+        words: The tokens of the sentence.
+        said: What the model would say at every layer and position.
+        sure: How sure it would be.
+        answer: How it continues the sentence.
+        induction: For every layer and head, the share of attention on the token that came next the last time.
+        fact_words: The tokens of the sentence about a capital.
+        restored: For every layer and position, the share of the answer that comes back when one value is exchanged.
+        report: The page.
+        seconds: How long it all took.
     """
 
     words: list[str]
@@ -94,7 +94,7 @@ def look(progress: Callable[[str, float], None] = lambda what, done: None) -> Pr
     """Runs the demo.
 
     Args:
-        progress: called with the current activity and the fraction done.
+        progress: Called with the current activity and the fraction done.
 
     Raises:
         ModuleNotFoundError: the package with the weights is not installed.

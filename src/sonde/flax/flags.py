@@ -101,7 +101,7 @@ def flag(name: str) -> Any:
     """The value of a flag.
 
     Args:
-        name: its name in `flax.config`, such as `"flax_return_frozendict"`.
+        name: Its name in `flax.config`, such as `"flax_return_frozendict"`.
 
     Example:
         >>> flag("flax_preserve_adopted_names")

@@ -82,10 +82,10 @@ def register_serialization_state(
     """Registers how a type is converted to a state dict and restored from one.
 
     Args:
-        ty: the type.
-        ty_to_state_dict: takes an object, returns nested dicts with string keys.
-        ty_from_state_dict: takes an object and such a dict, returns a new object.
-        override: whether to replace an earlier registration.
+        ty: The type.
+        ty_to_state_dict: Takes an object, returns nested dicts with string keys.
+        ty_from_state_dict: Takes an object and such a dict, returns a new object.
+        override: Whether to replace an earlier registration.
 
     Raises:
         ValueError: the type is registered already and `override` is False.
@@ -173,9 +173,9 @@ def from_state_dict(target: object, state: object, name: str = ".") -> Any:
     """An object like `target` with the values of a state dict.
 
     Args:
-        target: an object of the form that the state dict was made from.
-        state: the state dict.
-        name: the name of the root in messages.
+        target: An object of the form that the state dict was made from.
+        state: The state dict.
+        name: The name of the root in messages.
 
     Raises:
         ValueError: the state dict does not have the form of `target`; the message says where.
@@ -315,8 +315,8 @@ def msgpack_serialize(pytree: object, in_place: bool = False) -> bytes:
     """Nested dicts of arrays, numbers, strings and bytes in msgpack.
 
     Args:
-        pytree: the dicts.
-        in_place: has no effect; the dicts are never changed.
+        pytree: The dicts.
+        in_place: Has no effect; the dicts are never changed.
     """
     del in_place
     msgpack = _msgpack()

@@ -24,9 +24,9 @@ def field(pytree_node: bool = True, *, metadata: dict[str, Any] | None = None, *
     """A field of a dataclass.
 
     Args:
-        pytree_node: whether it is a child of the pytree; otherwise part of the structure, which must be comparable.
-        metadata: more metadata for the field.
-        **kwargs: as for `dataclasses.field`.
+        pytree_node: Whether it is a child of the pytree; otherwise part of the structure, which must be comparable.
+        metadata: More metadata for the field.
+        **kwargs: As for `dataclasses.field`.
     """
     return dataclasses.field(metadata={**(metadata or {}), "pytree_node": pytree_node}, **kwargs)
 
@@ -44,8 +44,8 @@ def dataclass(clz: type | None = None, **kwargs: Any) -> Any:
     """Makes a class an immutable dataclass and a pytree, with a method `replace`.
 
     Args:
-        clz: the class; without it, returns a decorator.
-        **kwargs: as for `dataclasses.dataclass`.
+        clz: The class; without it, returns a decorator.
+        **kwargs: As for `dataclasses.dataclass`.
 
     Example:
         >>> import jax

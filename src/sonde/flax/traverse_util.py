@@ -29,10 +29,10 @@ def flatten_dict(
     """The leaves of a nested dict by path.
 
     Args:
-        xs: the dict.
-        keep_empty_nodes: whether a dict without entries is kept, as `empty_node`.
-        is_leaf: a function of a path and a value that says whether to stop there.
-        sep: joins the keys of a path to a string; None leaves paths as tuples.
+        xs: The dict.
+        keep_empty_nodes: Whether a dict without entries is kept, as `empty_node`.
+        is_leaf: A function of a path and a value that says whether to stop there.
+        sep: Joins the keys of a path to a string; None leaves paths as tuples.
 
     Example:
         >>> flatten_dict({"a": {"b": 1, "c": 2}}, sep="/")
@@ -69,8 +69,8 @@ def unflatten_dict(xs: Mapping[Any, Any] | Iterable[tuple[Any, Any]], sep: str |
     """The nested dict with these leaves at these paths.
 
     Args:
-        xs: leaves by path: a dict, or pairs.
-        sep: what joins the keys of a path, if paths are strings.
+        xs: Leaves by path: a dict, or pairs.
+        sep: What joins the keys of a path, if paths are strings.
 
     Example:
         >>> unflatten_dict({("a", "b"): 1, ("c",): empty_node})

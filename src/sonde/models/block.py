@@ -24,9 +24,9 @@ class Block(nnx.Module):
     each head reads, with an axis for heads; norms and projections are then computed for every head.
 
     Args:
-        config: the description of the model.
-        rngs: random streams for the initial parameters.
-        dtype: the dtype of the parameters.
+        config: The description of the model.
+        rngs: Random streams for the initial parameters.
+        dtype: The dtype of the parameters.
     """
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs, dtype: DTypeLike):
@@ -75,9 +75,9 @@ class Block(nnx.Module):
 
         Args:
             x: `(batch, length, width)`.
-            mask: which keys each query may attend to.
-            rotation: cosines and sines for the positions.
-            cache: a function that takes new keys and values and returns those of all positions so far.
+            mask: Which keys each query may attend to.
+            rotation: Cosines and sines for the positions.
+            cache: A function that takes new keys and values and returns those of all positions so far.
 
         Returns:
             `(batch, length, width)`.

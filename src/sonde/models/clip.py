@@ -24,10 +24,10 @@ class TowersConfig:
     """The two towers of a CLIP model.
 
     Attributes:
-        architecture: the name of the architecture.
-        image: the tower for images.
-        text: the tower for texts.
-        source: the checkpoint's own config, as it will be saved.
+        architecture: The name of the architecture.
+        image: The tower for images.
+        text: The tower for texts.
+        source: The checkpoint's own config, as it will be saved.
     """
 
     architecture: str
@@ -58,11 +58,11 @@ class CLIP(nnx.Module):
     Sites: those of the towers under `image` and `text`, and `logits`.
 
     Args:
-        config: the description of the model.
+        config: The description of the model.
         layers: `"list"` or `"scan"`.
-        rngs: random streams for the initial parameters.
-        dtype: the dtype of parameters and computations.
-        tokenizer: turns texts into tokens and back, if there is one.
+        rngs: Random streams for the initial parameters.
+        dtype: The dtype of parameters and computations.
+        tokenizer: Turns texts into tokens and back, if there is one.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class CLIP(nnx.Module):
 
         Args:
             images: `(images, height, width, 3)`, scaled as the model was trained.
-            tokens: integers, `(texts, length)`.
-            mask: boolean, `(texts, length)`: which tokens are not padding.
+            tokens: Integers, `(texts, length)`.
+            mask: Boolean, `(texts, length)`: which tokens are not padding.
 
         Returns:
             Logits, `(images, texts)`.

@@ -28,8 +28,8 @@ class Kind:
     """What differs between the layers of one model: how far back they see, and their rotary embedding.
 
     Attributes:
-        window: how many positions a query sees, including its own; all if None.
-        rotary: the rotary embedding; None if there is none.
+        window: How many positions a query sees, including its own; all if None.
+        rotary: The rotary embedding; None if there is none.
     """
 
     window: int | None = None
@@ -41,52 +41,52 @@ class Config:
     """A stack of transformer blocks with embeddings before and a head after it.
 
     Attributes:
-        architecture: the name of the architecture, as in the file that reads it.
-        layers: how many blocks there are.
-        width: features of the residual stream.
-        heads: attention heads.
-        key_heads: heads of keys and values.
-        depth: features of a head.
-        hidden: features inside the MLP.
-        vocabulary: how many tokens there are; 0 for a model of images.
-        positions: how many positions have a learned embedding; 0 for rotary embeddings.
-        position_offset: added to positions before they are looked up.
-        max_length: the longest text, in tokens.
-        kinds: the kinds of layers that there are.
-        kind_of: for every layer the index of its kind.
-        style: where the norms of a block are.
-        shares_norm: parallel blocks: whether attention and MLP read the same norm.
-        causal: whether a position sees only itself and those before it.
-        norm: the kind of norm.
-        epsilon: of the norms.
-        activation: of the MLP, by the name that checkpoints use.
-        gated: whether the MLP is gated.
-        qkv_bias: whether queries, keys and values have biases.
-        out_bias: whether the attention's output has one.
-        mlp_bias: whether the MLP has biases.
-        head_bias: whether the output layer has one.
-        qk_norm: the kind of norm on queries and keys, if any.
-        scale: of attention scores; 1/√depth if None.
-        score_cap: soft cap of attention scores.
-        logit_cap: soft cap of logits.
-        embedding_scale: what embeddings are multiplied by.
-        tied: whether the output layer is the table of embeddings.
-        types: how many kinds of segments have an embedding (BERT).
-        embedding_norm: whether embeddings are normalized.
-        final_norm: whether there is a norm after the last block.
-        norms_first: whether that norm applies only to the first token, for the vector of an image (CLIP).
-        pooler: whether there is a pooler (BERT).
-        pooling: how the vector of a sentence is made, if the checkpoint specifies it.
-        pairs: whether there is a head that predicts if the second segment follows the first (BERT).
-        head: the head of the model: none, `logits` over tokens, `masked` (BERT's), `classes`, or a `projection`.
-        head_activation: of the head for masked tokens; None: as in the MLP.
-        classes: how many classes or projected features the head has.
-        image: the height and width of images; 0 for a model of texts.
-        patch: the height and width of patches.
-        channels: of images.
-        patch_bias: whether the embedding of patches has a bias.
+        architecture: The name of the architecture, as in the file that reads it.
+        layers: How many blocks there are.
+        width: Features of the residual stream.
+        heads: Attention heads.
+        key_heads: Heads of keys and values.
+        depth: Features of a head.
+        hidden: Features inside the MLP.
+        vocabulary: How many tokens there are; 0 for a model of images.
+        positions: How many positions have a learned embedding; 0 for rotary embeddings.
+        position_offset: Added to positions before they are looked up.
+        max_length: The longest text, in tokens.
+        kinds: The kinds of layers that there are.
+        kind_of: For every layer the index of its kind.
+        style: Where the norms of a block are.
+        shares_norm: Parallel blocks: whether attention and MLP read the same norm.
+        causal: Whether a position sees only itself and those before it.
+        norm: The kind of norm.
+        epsilon: Of the norms.
+        activation: Of the MLP, by the name that checkpoints use.
+        gated: Whether the MLP is gated.
+        qkv_bias: Whether queries, keys and values have biases.
+        out_bias: Whether the attention's output has one.
+        mlp_bias: Whether the MLP has biases.
+        head_bias: Whether the output layer has one.
+        qk_norm: The kind of norm on queries and keys, if any.
+        scale: Of attention scores; 1/√depth if None.
+        score_cap: Soft cap of attention scores.
+        logit_cap: Soft cap of logits.
+        embedding_scale: What embeddings are multiplied by.
+        tied: Whether the output layer is the table of embeddings.
+        types: How many kinds of segments have an embedding (BERT).
+        embedding_norm: Whether embeddings are normalized.
+        final_norm: Whether there is a norm after the last block.
+        norms_first: Whether that norm applies only to the first token, for the vector of an image (CLIP).
+        pooler: Whether there is a pooler (BERT).
+        pooling: How the vector of a sentence is made, if the checkpoint specifies it.
+        pairs: Whether there is a head that predicts if the second segment follows the first (BERT).
+        head: The head of the model: none, `logits` over tokens, `masked` (BERT's), `classes`, or a `projection`.
+        head_activation: Of the head for masked tokens; None: as in the MLP.
+        classes: How many classes or projected features the head has.
+        image: The height and width of images; 0 for a model of texts.
+        patch: The height and width of patches.
+        channels: Of images.
+        patch_bias: Whether the embedding of patches has a bias.
         end_token: CLIP's text tower: the token whose position is the text's vector.
-        source: the checkpoint's own config, as it will be saved.
+        source: The checkpoint's own config, as it will be saved.
     """
 
     architecture: str

@@ -23,8 +23,8 @@ class Decoder(Tower):
         """Predicts the next token at every position.
 
         Args:
-            tokens: integers, `(batch, length)`.
-            mask: boolean, `(batch, length)`: which tokens are not padding. Padding may be on either side; positions
+            tokens: Integers, `(batch, length)`.
+            mask: Boolean, `(batch, length)`: which tokens are not padding. Padding may be on either side; positions
                     are counted from the first token that is not padding.
 
         Returns:
@@ -49,8 +49,8 @@ class Decoder(Tower):
         """Reads tokens after those in a cache, and predicts what follows the last of them.
 
         Args:
-            tokens: integers, `(batch, length)`.
-            cache: keys and values of earlier tokens.
+            tokens: Integers, `(batch, length)`.
+            cache: Keys and values of earlier tokens.
             positions: `(batch or 1, length)`: the position of every token in its text.
             valid: `(batch or 1, slots)`: which slots of the cache hold no padding.
             text_length: `(batch or 1, 1)`: the length of each text, if rotary frequencies depend on it; up to the

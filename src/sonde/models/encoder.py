@@ -23,9 +23,9 @@ class Encoder(Tower):
         """Reads texts.
 
         Args:
-            tokens: integers, `(batch, length)`.
-            mask: boolean, `(batch, length)`: which tokens are not padding. Padding comes last.
-            types: integers, `(batch, length)`: the segment of every token, for models that have segments.
+            tokens: Integers, `(batch, length)`.
+            mask: Boolean, `(batch, length)`: which tokens are not padding. Padding comes last.
+            types: Integers, `(batch, length)`: the segment of every token, for models that have segments.
 
         Returns:
             A vector for every token, `(batch, length, width)`; logits, `(batch, length, vocabulary)`, from a model that
@@ -56,7 +56,7 @@ class Encoder(Tower):
         """Logits, `(batch, 2)`: whether the second segment of a text follows the first, or not.
 
         Args:
-            hidden: vectors of all tokens, `(batch, length, width)`.
+            hidden: Vectors of all tokens, `(batch, length, width)`.
 
         Raises:
             ValueError: the model was not loaded as `BertForPreTraining`.

@@ -48,11 +48,11 @@ class Generated:
     """What `generate` returns.
 
     Attributes:
-        tokens: integers, `(batch, new tokens)`; after a stop token, padding.
-        lengths: integers, `(batch,)`: the number of new tokens of a row, including its stop token.
-        prompt: integers, `(batch, length)`: the prompts, with padding before the shorter ones.
-        padding: integers, `(batch,)`: the number of padding tokens of each row.
-        tokenizer: the model's tokenizer, if it has one.
+        tokens: Integers, `(batch, new tokens)`; after a stop token, padding.
+        lengths: Integers, `(batch,)`: the number of new tokens of a row, including its stop token.
+        prompt: Integers, `(batch, length)`: the prompts, with padding before the shorter ones.
+        padding: Integers, `(batch,)`: the number of padding tokens of each row.
+        tokenizer: The model's tokenizer, if it has one.
     """
 
     tokens: jax.Array
@@ -116,17 +116,17 @@ def generate(
     """Continues prompts.
 
     Args:
-        model: a language model.
-        prompts: a text, several texts, chats (lists of messages with `role` and `content`), or rows of tokens.
-        max_new_tokens: the maximum number of tokens to generate.
-        temperature: the sampling temperature; 0 takes the likeliest token.
-        top_k: how many of the likeliest tokens are considered; all if None.
-        top_p: the likeliest tokens are considered until their probabilities add up to this; all if None.
-        stop: tokens, as numbers or texts, that end an answer; those of the tokenizer if None.
-        seed: for random choices.
+        model: A language model.
+        prompts: A text, several texts, chats (lists of messages with `role` and `content`), or rows of tokens.
+        max_new_tokens: The maximum number of tokens to generate.
+        temperature: The sampling temperature; 0 takes the likeliest token.
+        top_k: How many of the likeliest tokens are considered; all if None.
+        top_p: The likeliest tokens are considered until their probabilities add up to this; all if None.
+        stop: Tokens, as numbers or texts, that end an answer; those of the tokenizer if None.
+        seed: For random choices.
         stream: True prints the first answer as it grows; a function is called with the new text of every row at every
             step. Each step is then a separate call, and a site has one call for the prompt and one for every new token.
-        pad_to: prompts are padded to a multiple of this, so that similar lengths share a compiled program.
+        pad_to: Prompts are padded to a multiple of this, so that similar lengths share a compiled program.
 
     Returns:
         The new tokens, and their texts.
@@ -176,8 +176,8 @@ def from_token(new: Any, first: int = 0) -> Edit:
     """An edit of a site of `generate` that begins when some generated token is read.
 
     Args:
-        new: a function of the value, `(batch, 1, ...)`, or a new value.
-        first: the first generated token at which the edit applies.
+        new: A function of the value, `(batch, 1, ...)`, or a new value.
+        first: The first generated token at which the edit applies.
 
     Returns:
         What `sonde.edit` takes for a site.

@@ -58,12 +58,12 @@ def load(
     returned or an error is raised. No pickle is ever opened.
 
     Args:
-        source: a folder with `config.json`, `.safetensors` files and, for texts, `tokenizer.json`; a `.gguf` file; or,
+        source: A folder with `config.json`, `.safetensors` files and, for texts, `tokenizer.json`; a `.gguf` file; or,
             if `huggingface_hub` is installed, the name of a repository, `"org/name"`.
         kind: The class that the model must have, such as `models.Decoder`; type checkers then know it. Any, if None.
-        dtype: the dtype of parameters and computations; None keeps the checkpoint's, or takes float32 if that
+        dtype: The dtype of parameters and computations; None keeps the checkpoint's, or takes float32 if that
             is quantized.
-        mesh: devices to spread the model over; None puts it on the default device.
+        mesh: Devices to spread the model over; None puts it on the default device.
         layers: `"list"`: layers are separate Modules, `blocks/0` and so on. `"scan"`: they are one Module with an
             axis for the layers, run as one loop, which compiles faster. Both have the same weights.
 
@@ -119,11 +119,11 @@ def from_config(
     """A model with initial weights.
 
     Args:
-        config: the contents of a checkpoint's `config.json`.
-        seed: for the weights.
-        dtype: the dtype of parameters and computations.
+        config: The contents of a checkpoint's `config.json`.
+        seed: For the weights.
+        dtype: The dtype of parameters and computations.
         layers: `"list"` or `"scan"`.
-        tokenizer: for texts, if there is one.
+        tokenizer: For texts, if there is one.
 
     Returns:
         A model, as from `load`.

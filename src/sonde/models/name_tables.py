@@ -30,11 +30,11 @@ class TensorRow:
     """One tensor of a checkpoint.
 
     Attributes:
-        theirs: its name.
-        ours: the paths of the parameters that it fills.
-        split: makes their values from it, as views.
-        join: makes it from their values.
-        optional: whether a checkpoint may lack it: tensors that some checkpoints have but the model does not need
+        theirs: Its name.
+        ours: The paths of the parameters that it fills.
+        split: Makes their values from it, as views.
+        join: Makes it from their values.
+        optional: Whether a checkpoint may lack it: tensors that some checkpoints have but the model does not need
             (`ours` is empty), or that can be derived from others.
     """
 
@@ -89,11 +89,11 @@ def fused(
     """Linear maps whose outputs are concatenated in one tensor.
 
     Args:
-        theirs: the name of the map.
-        ours: the paths of the maps.
-        widths: the number of outputs of each.
-        bias: whether they have biases.
-        transposed: whether the kernel is stored as `(out, in)`.
+        theirs: The name of the map.
+        ours: The paths of the maps.
+        widths: The number of outputs of each.
+        bias: Whether they have biases.
+        transposed: Whether the kernel is stored as `(out, in)`.
     """
     ends = np.cumsum(list(widths))[:-1]
     paths = tuple(ours)

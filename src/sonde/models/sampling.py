@@ -12,9 +12,9 @@ class Sampling(NamedTuple):
     """How the next token is chosen. Numbers may change without recompiling; None may not.
 
     Attributes:
-        temperature: what logits are divided by; None takes the largest logit.
-        top_k: how many of the likeliest tokens are considered; all if None.
-        top_p: the likeliest tokens are considered until their probabilities add up to this; all if None.
+        temperature: What logits are divided by; None takes the largest logit.
+        top_k: How many of the likeliest tokens are considered; all if None.
+        top_p: The likeliest tokens are considered until their probabilities add up to this; all if None.
     """
 
     temperature: jax.Array | None = None
@@ -48,7 +48,7 @@ def considered(logits: jax.Array, sampling: Sampling) -> jax.Array:
 
     Args:
         logits: `(..., vocabulary)`.
-        sampling: how the next token is chosen; with a temperature.
+        sampling: How the next token is chosen; with a temperature.
 
     Example:
         >>> import jax.numpy as jnp
@@ -78,8 +78,8 @@ def choose(logits: jax.Array, sampling: Sampling, key: jax.Array | None) -> jax.
 
     Args:
         logits: `(batch, vocabulary)`.
-        sampling: how it is chosen.
-        key: a random key; None if there is no temperature.
+        sampling: How it is chosen.
+        key: A random key; None if there is no temperature.
 
     Returns:
         Integers, `(batch,)`.

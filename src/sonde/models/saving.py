@@ -27,9 +27,9 @@ def save(model: Any, folder: str | Path, *, largest_file: int = LARGEST_FILE) ->
     Tensors are written one by one. Weights are saved as they are now, including changes by training.
 
     Args:
-        model: a model from `load` or `new`.
-        folder: the folder to write to; it is made if it does not exist.
-        largest_file: the maximum number of bytes per file.
+        model: A model from `load` or `new`.
+        folder: The folder to write to; it is made if it does not exist.
+        largest_file: The maximum number of bytes per file.
 
     Raises:
         ModelFileError: the model has parameters that its architecture has no tensor for, such as those of an adapter.

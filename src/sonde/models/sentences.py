@@ -27,12 +27,12 @@ def sentence_vectors(
     """The vectors of texts: texts of similar meaning have similar vectors.
 
     Args:
-        model: an encoder with a tokenizer.
-        texts: the texts.
+        model: An encoder with a tokenizer.
+        texts: The texts.
         pooling: `"mean"` averages the vectors of all tokens, `"first"` takes that of the first one;
             None takes the checkpoint's choice, or `"mean"` if it has none.
-        normalize: whether to scale vectors to length one, so that their products are cosines.
-        longest: the maximum number of tokens read per text; the model's number of positions if None.
+        normalize: Whether to scale vectors to length one, so that their products are cosines.
+        longest: The maximum number of tokens read per text; the model's number of positions if None.
 
     Returns:
         `(texts, width)`.
@@ -54,7 +54,7 @@ def pooled(hidden: jax.Array, mask: jax.Array, pooling: Pooling = "mean") -> jax
 
     Args:
         hidden: `(texts, length, width)`.
-        mask: boolean, `(texts, length)`: which tokens are not padding.
+        mask: Boolean, `(texts, length)`: which tokens are not padding.
         pooling: `"mean"` or `"first"`.
 
     Example:

@@ -31,9 +31,9 @@ def sharding_of(path: str, shape: tuple[int, ...], mesh: Mesh | None) -> Any:
     """The sharding of a parameter.
 
     Args:
-        path: of the parameter.
-        shape: of the parameter.
-        mesh: the devices; None for the default device. Parameters are split over its axis `model`, `tensor` or `tp`, or
+        path: Of the parameter.
+        shape: Of the parameter.
+        mesh: The devices; None for the default device. Parameters are split over its axis `model`, `tensor` or `tp`, or
             else over its last one.
     """
     if mesh is None:
@@ -51,9 +51,9 @@ def place(view: np.ndarray, dtype: DTypeLike, sharding: Any) -> jax.Array:
     """Puts numbers on their devices; each device reads and converts only the part it needs.
 
     Args:
-        view: the numbers, which may still be in a file.
-        dtype: the dtype to convert them to.
-        sharding: their sharding; None for the default device.
+        view: The numbers, which may still be in a file.
+        dtype: The dtype to convert them to.
+        sharding: Their sharding; None for the default device.
     """
 
     def part(index: Any) -> np.ndarray:

@@ -9,12 +9,12 @@ class SiteNames(NamedTuple):
     """One site and its names.
 
     Attributes:
-        site: its path; `12` is an example of a layer's number.
-        shape: the axes of its value: batch, length (queries), keys, heads, depth, width, hidden, vocabulary;
+        site: Its path; `12` is an example of a layer's number.
+        shape: The axes of its value: batch, length (queries), keys, heads, depth, width, hidden, vocabulary;
             one for an axis that has a single number.
-        lens: its name in TransformerLens; empty if it has none.
-        hub: the module of a Llama in `transformers` that computes it; empty if it is not the output of one.
-        meaning: a description.
+        lens: Its name in TransformerLens; empty if it has none.
+        hub: The module of a Llama in `transformers` that computes it; empty if it is not the output of one.
+        meaning: A description.
     """
 
     site: str

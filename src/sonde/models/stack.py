@@ -29,10 +29,10 @@ class KeyValueCache(NamedTuple):
     """Keys and values of every layer, and how many slots are filled.
 
     Attributes:
-        keys: for a list of layers, a tuple of arrays `(batch, slots, key heads, depth)`; for a scan, one array with a
+        keys: For a list of layers, a tuple of arrays `(batch, slots, key heads, depth)`; for a scan, one array with a
             leading axis for the layers.
-        values: as `keys`.
-        filled: how many slots are filled, the same for all rows of the batch.
+        values: As `keys`.
+        filled: How many slots are filled, the same for all rows of the batch.
     """
 
     keys: Any
@@ -89,12 +89,12 @@ def run_blocks(
     """Applies all blocks.
 
     Args:
-        blocks: a list of blocks, or one with a layer axis.
-        config: the description of the model.
+        blocks: A list of blocks, or one with a layer axis.
+        config: The description of the model.
         x: `(batch, length, width)`.
         positions: `(batch or 1, length)`: the position of every token in its text.
         valid: `(batch or 1, keys)`: which keys are not padding; with a cache, which of its slots.
-        cache: keys and values of earlier positions; those of `x` go into its next slots.
+        cache: Keys and values of earlier positions; those of `x` go into its next slots.
         text_length: `(batch or 1, 1)`: the length of each text, if rotary frequencies depend on it; up to the last
             position if None.
 

@@ -22,8 +22,8 @@ class Batch(NamedTuple):
     """Texts as tokens, padded to one length.
 
     Attributes:
-        tokens: integers, `(texts, length)`.
-        mask: boolean, `(texts, length)`: which tokens are not padding.
+        tokens: Integers, `(texts, length)`.
+        mask: Boolean, `(texts, length)`: which tokens are not padding.
     """
 
     tokens: np.ndarray
@@ -34,9 +34,9 @@ class Tokenizer:
     """Turns texts into tokens and back.
 
     Args:
-        inner: a `tokenizers.Tokenizer`.
-        config: the contents of `tokenizer_config.json`: special tokens, the chat template.
-        stop: the tokens that end a text.
+        inner: A `tokenizers.Tokenizer`.
+        config: The contents of `tokenizer_config.json`: special tokens, the chat template.
+        stop: The tokens that end a text.
 
     Example:
         >>> from tokenizers import Tokenizer as Inner, models as kinds, pre_tokenizers
@@ -88,8 +88,8 @@ class Tokenizer:
         """The tokens of a text.
 
         Args:
-            text: the text.
-            special: whether to add the tokens that the model expects around a text.
+            text: The text.
+            special: Whether to add the tokens that the model expects around a text.
         """
         with reading("the tokenizer"):
             return self.inner.encode(text, add_special_tokens=special).ids
@@ -98,8 +98,8 @@ class Tokenizer:
         """The text of some tokens.
 
         Args:
-            tokens: the tokens.
-            special: whether special tokens are shown.
+            tokens: The tokens.
+            special: Whether special tokens are shown.
         """
         numbers = [int(token) for token in tokens]
         with reading("the tokenizer"):
@@ -113,9 +113,9 @@ class Tokenizer:
         """Several texts, with padding after the shorter ones.
 
         Args:
-            texts: the texts.
-            special: whether to add the tokens that the model expects around a text.
-            longest: the maximum number of tokens kept per text; all if None.
+            texts: The texts.
+            special: Whether to add the tokens that the model expects around a text.
+            longest: The maximum number of tokens kept per text; all if None.
         """
         rows = [self.encode(text, special=special)[:longest] for text in texts]
         return pad(rows, self.pad_id)
@@ -147,9 +147,9 @@ class Tokenizer:
         """A conversation as text, in the format that the model was trained on.
 
         Args:
-            messages: dicts with `role` and `content`; a text means one message of the user.
-            reply: whether the text ends where the model's answer begins.
-            **values: more values for the template.
+            messages: Dicts with `role` and `content`; a text means one message of the user.
+            reply: Whether the text ends where the model's answer begins.
+            **values: More values for the template.
 
         Raises:
             ValueError: the model has no chat template, or the template refuses the messages.
@@ -174,10 +174,10 @@ def pad(rows: Sequence[Sequence[int]], fill: int, *, left: bool = False, length:
     """Rows of tokens as one array.
 
     Args:
-        rows: the tokens of every text.
-        fill: the token that fills up shorter ones.
-        left: whether padding goes before a text.
-        length: the length of the array; that of the longest text if None.
+        rows: The tokens of every text.
+        fill: The token that fills up shorter ones.
+        left: Whether padding goes before a text.
+        length: The length of the array; that of the longest text if None.
 
     Example:
         >>> pad([[1, 2], [3]], 0).tokens.tolist()

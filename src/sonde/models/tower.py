@@ -24,11 +24,11 @@ class Tower(nnx.Module):
     Sites: `pooled` where there is a pooler; see the subclasses for the others.
 
     Args:
-        config: the description of the model.
+        config: The description of the model.
         layers: `"list"` or `"scan"`.
-        rngs: random streams for the initial parameters.
-        dtype: the dtype of parameters and computations.
-        tokenizer: turns texts into tokens and back, if there is one.
+        rngs: Random streams for the initial parameters.
+        dtype: The dtype of parameters and computations.
+        tokenizer: Turns texts into tokens and back, if there is one.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Tower(nnx.Module):
         """The pooler's output for the first token, `(batch, width)`.
 
         Args:
-            hidden: vectors of all tokens or patches, `(batch, length, width)`.
+            hidden: Vectors of all tokens or patches, `(batch, length, width)`.
 
         Raises:
             ValueError: the model has no pooler.

@@ -60,11 +60,11 @@ def fill(
     """Fills a model that has shapes only.
 
     Args:
-        model: the model; its parameters are `jax.ShapeDtypeStruct`.
-        architecture: the architecture whose table of names is used.
-        tensors: the tensors of the checkpoint.
-        mesh: the devices; None for the default device.
-        where: the checkpoint, for messages.
+        model: The model; its parameters are `jax.ShapeDtypeStruct`.
+        architecture: The architecture whose table of names is used.
+        tensors: The tensors of the checkpoint.
+        mesh: The devices; None for the default device.
+        where: The checkpoint, for messages.
 
     Raises:
         ModelFileError: tensors are missing, surplus or of the wrong shape. The model is unchanged.

@@ -50,7 +50,7 @@ class Writer:
     """Writes a value and what is in it.
 
     Args:
-        numbers: whether arrays show their numbers.
+        numbers: Whether arrays show their numbers.
     """
 
     def __init__(self, *, numbers: bool):

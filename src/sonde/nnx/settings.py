@@ -26,10 +26,10 @@ class Setting(Generic[T]):
     """A value for all threads, and values for the open blocks of each thread.
 
     Args:
-        default: gives the value as long as none was set.
+        default: Gives the value as long as none was set.
 
     Attributes:
-        set_for_good: the value that was set outside of blocks, or `NOT_SET`.
+        set_for_good: The value that was set outside of blocks, or `NOT_SET`.
     """
 
     def __init__(self, default: Callable[[], T]):
@@ -62,9 +62,9 @@ class SettingChange(Generic[T]):
     """A change of a setting: for a block if it is entered, for calls if it decorates a function, else for good.
 
     Args:
-        setting: the setting.
-        value: its new value.
-        in_block: whether a call inside a block sets the value until that block ends instead of for good.
+        setting: The setting.
+        value: Its new value.
+        in_block: Whether a call inside a block sets the value until that block ends instead of for good.
     """
 
     def __init__(self, setting: Setting[T], value: T, *, in_block: bool = False):

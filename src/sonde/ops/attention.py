@@ -58,25 +58,9 @@ def dot_product_attention_weights(
 ) -> jax.Array:
     """The attention weights of every query and key, step by step in the inputs' dtype.
 
-    Args:
-        query: `(batch..., queries, heads, depth)`.
-        key: `(batch..., keys, key heads, depth)`.
-        bias: added to the scores; broadcast to `(batch..., heads, queries, keys)`.
-        mask: broadcast to `(batch..., heads, queries, keys)`; positions that are False get no weight.
-        is_causal: mask the positions after the query.
-        broadcast_dropout: the same dropout for all batch elements and heads.
-        dropout_rng: random key for dropout.
-        dropout_rate: the share of weights that is dropped.
-        deterministic: drop nothing.
-        dtype: the dtype to compute in; None derives it from the arrays.
-        precision: the precision of the product.
-        force_fp32_for_softmax: softmax in float32; the weights stay float32 then.
-        einsum: the product to use.
-        promote_dtype: how the arrays are cast to `dtype`.
-        report: called with the weights before dropout.
-
-    Returns:
-        `(batch..., heads, queries, keys)`.
+    The result is `(batch..., heads, queries, keys)`; bias and mask are broadcast to that, and positions whose mask is
+    False get no weight. The options are those of `nnx.dot_product_attention`. With `force_fp32_for_softmax` the weights
+    stay float32. `report` is called with the weights before dropout.
 
     Raises:
         LayerInputError: shapes do not fit, or dropout has no random key.
@@ -122,14 +106,7 @@ def mix_values(
 ) -> jax.Array:
     """The weighted mean of the values, for every head.
 
-    Args:
-        weights: `(batch..., heads, queries, keys)`.
-        value: `(batch..., keys, key heads, depth)`.
-        precision: the precision of the product.
-        einsum: the product to use.
-
-    Returns:
-        `(batch..., queries, heads, depth)`.
+    `weights` are `(batch..., heads, queries, keys)`; the result is `(batch..., queries, heads, depth)`.
     """
     groups = weights.shape[-3] // value.shape[-2]
     if groups == 1:
@@ -154,19 +131,8 @@ def dot_product_attention(
 ) -> jax.Array:
     """Attention step by step, in the inputs' dtype.
 
-    Args:
-        query: `(batch..., queries, heads, depth)`.
-        key: `(batch..., keys, key heads, depth)`.
-        value: `(batch..., keys, key heads, value depth)`.
-        dtype: the dtype to compute in; None derives it from the arrays.
-        precision: the precision of the products.
-        promote_dtype: how the arrays are cast to `dtype`.
-        qk_einsum: the product of queries and keys.
-        value_einsum: the product of weights and values.
-        **options: bias, mask, dropout and the rest, as in `dot_product_attention_weights`.
-
-    Returns:
-        `(batch..., queries, heads, value depth)`.
+    The result is `(batch..., queries, heads, value depth)`. `qk_einsum` and `value_einsum` are the two products;
+    `options` are bias, mask, dropout and the rest, as in `dot_product_attention_weights`.
 
     Raises:
         LayerInputError: shapes do not fit, or dropout has no random key.
@@ -204,18 +170,7 @@ def fused_attention(
 ) -> jax.Array:
     """Attention without dropout by `jax.nn.dot_product_attention`; scores and softmax in float32.
 
-    Args:
-        query: `(batch..., queries, heads, depth)`.
-        key: `(batch..., keys, key heads, depth)`.
-        value: `(batch..., keys, key heads, depth)`.
-        bias: added to the scores; broadcast to `(batch..., heads, queries, keys)`.
-        mask: broadcast to `(batch..., heads, queries, keys)`; positions that are False get no weight.
-        is_causal: mask the positions after the query.
-        dtype: the dtype of the result; None derives it from the arrays.
-        promote_dtype: how the arrays are cast to `dtype`.
-
-    Returns:
-        `(batch..., queries, heads, depth)`.
+    The result is `(batch..., queries, heads, depth)`; the options are those of `nnx.dot_product_attention`.
 
     Raises:
         LayerInputError: shapes do not fit.
@@ -292,16 +247,16 @@ def decode_step(
     index: jax.Array,
     mask: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
-    """Write one position into a cache, and mask all positions that are not written yet.
+    """Writes one position into a cache, and masks all positions that are not written yet.
 
     Args:
         query: `(batch..., 1, heads, depth)`.
         key: `(batch..., 1, key heads, depth)`.
-        value: like `key`.
+        value: Like `key`.
         cached_key: `(batch..., length, key heads, depth)`.
-        cached_value: like `cached_key`.
-        index: how many positions have been written, a scalar.
-        mask: a further mask for the attention that follows.
+        cached_value: Like `cached_key`.
+        index: How many positions have been written, a scalar.
+        mask: A further mask for the attention that follows.
 
     Returns:
         The new cached keys, cached values, index, and the mask for the attention that follows.

@@ -45,28 +45,11 @@ def conv(
     promote_dtype: PromoteDtype | None = promote_dtype,
     out_sharding: OutSharding | None = None,
 ) -> jax.Array:
-    """Convolve.
+    """Convolves inputs with a kernel.
 
-    Args:
-        inputs: `(batch..., spatial..., in)`.
-        kernel: `(spatial..., in / feature_group_count, out)`.
-        bias: `(out,)` or None.
-        strides: step of the window, one number or one per spatial axis.
-        padding: see `sonde.ops.padding`.
-        input_dilation: spread of the inputs; more than 1 makes a transposed convolution and needs a numeric
-            padding.
-        kernel_dilation: spread of the kernel ("atrous").
-        feature_group_count: number of independent groups that the features are split into.
-        mask: an array of the kernel's shape; the kernel is multiplied by it.
-        dtype: the dtype to compute in; None derives it from the arrays.
-        precision: as in `jax.lax.conv_general_dilated`.
-        preferred_element_type: as in `jax.lax.conv_general_dilated`.
-        conv_general_dilated: the convolution to use.
-        promote_dtype: how the arrays are cast to `dtype`.
-        out_sharding: sharding of the result, under explicit sharding.
-
-    Returns:
-        `(batch..., spatial..., out)`.
+    `inputs` are `(batch..., spatial..., in)`, `kernel` is `(spatial..., in / feature_group_count, out)`, `bias` is
+    `(out,)` or None; the result is `(batch..., spatial..., out)`. The options are those of `nnx.Conv`. An
+    `input_dilation` of more than 1 makes a transposed convolution and needs a numeric padding.
 
     Raises:
         LayerInputError: rank, features, mask, padding or another option do not fit.
@@ -119,25 +102,11 @@ def conv_transpose(
     preferred_element_type: Dtype | None = None,
     promote_dtype: PromoteDtype | None = promote_dtype,
 ) -> jax.Array:
-    """Spread the inputs apart by `strides`, then convolve: enlarges the inputs.
+    """Spreads the inputs apart by `strides`, then convolve: enlarges the inputs.
 
-    Args:
-        inputs: `(batch..., spatial..., in)`.
-        kernel: `(spatial..., in, out)`, or `(spatial..., out, in)` with `transpose_kernel`.
-        bias: `(out,)` or None.
-        strides: by how much to enlarge, one number or one per spatial axis.
-        padding: `'SAME'`, `'VALID'`, `'CIRCULAR'`, a number, or one number or pair per spatial axis.
-        kernel_dilation: spread of the kernel.
-        mask: an array of the kernel's shape; the kernel is multiplied by it.
-        transpose_kernel: flip the kernel and swap its last axes, which makes this the gradient of a
-            convolution.
-        dtype: the dtype to compute in; None derives it from the arrays.
-        precision: as in `jax.lax.conv_transpose`.
-        preferred_element_type: as in `jax.lax.conv_transpose`.
-        promote_dtype: how the arrays are cast to `dtype`.
-
-    Returns:
-        `(batch..., spatial..., out)`.
+    `inputs` are `(batch..., spatial..., in)`, `kernel` is `(spatial..., in, out)`, `bias` is `(out,)` or None; the
+    result is `(batch..., spatial..., out)`. With `transpose_kernel` the kernel is `(spatial..., out, in)`, and this is
+    the gradient of a convolution. The options are those of `nnx.ConvTranspose`.
 
     Raises:
         LayerInputError: rank, features, mask or padding do not fit.
@@ -197,24 +166,10 @@ def conv_local(
     precision: PrecisionLike = None,
     promote_dtype: PromoteDtype | None = promote_dtype,
 ) -> jax.Array:
-    """Convolve with a separate kernel at every position: no weights are shared.
+    """Convolves with a separate kernel at every position: no weights are shared.
 
-    Args:
-        inputs: `(batch..., spatial..., in)`.
-        kernel: `(output spatial..., window * in, out)`, see `conv_local_kernel_shape`.
-        bias: `(output spatial..., out)` or None.
-        kernel_size: the window, one number per spatial axis.
-        strides: step of the window.
-        padding: see `sonde.ops.padding`.
-        input_dilation: spread of the inputs.
-        kernel_dilation: spread of the window.
-        mask: an array of the kernel's shape; the kernel is multiplied by it.
-        dtype: the dtype to compute in; None derives it from the arrays.
-        precision: as in `jax.lax.conv_general_dilated_local`.
-        promote_dtype: how the arrays are cast to `dtype`.
-
-    Returns:
-        `(batch..., output spatial..., out)`.
+    `kernel` is `(output spatial..., window * in, out)`, see `conv_local_kernel_shape`; `bias` is `(output spatial...,
+    out)` or None; the result is `(batch..., output spatial..., out)`. The options are those of `linen.ConvLocal`.
 
     Raises:
         LayerInputError: rank, features, mask, padding or another option do not fit.
@@ -310,7 +265,7 @@ def _add_bias(y: jax.Array, bias: jax.Array | None) -> jax.Array:
 
 
 def _wrap(y: jax.Array, axis: int, *, period: int, lean_right: bool) -> jax.Array:
-    """Wrap a longer array around a circle of length `period`, centered, and add elements that coincide.
+    """Wraps a longer array around a circle of length `period`, centered, and adds elements that coincide.
 
     Centered means that as much hangs over on the left as on the right; an odd element is on the side that keeps a
     transposed kernel aligned with the convolution that it is the gradient of.

@@ -64,9 +64,9 @@ def compiled_draw(
     Drawing step by step takes a hundred times as long, and would be most of the time to build a model.
 
     Args:
-        init: one of `SAME_WHEN_COMPILED`.
-        shape: the shape of the parameter.
-        dtype: the dtype of the parameter.
+        init: One of `SAME_WHEN_COMPILED`.
+        shape: The shape of the parameter.
+        dtype: The dtype of the parameter.
 
     Returns:
         A function from the stream's key and counter to the parameter and the next counter.

@@ -41,21 +41,10 @@ def dense(
     promote_dtype: PromoteDtype | None = promote_dtype,
     out_sharding: OutSharding | None = None,
 ) -> jax.Array:
-    """Multiply the last axis by a matrix and add a bias.
+    """Multiplies the last axis by a matrix and adds a bias.
 
-    Args:
-        inputs: `(..., in)`.
-        kernel: `(in, out)`.
-        bias: `(out,)` or None.
-        dtype: the dtype to compute in; None derives it from the arrays.
-        precision: as in `jax.lax.dot_general`.
-        preferred_element_type: as in `jax.lax.dot_general`.
-        dot_general: the product to use.
-        promote_dtype: how the arrays are cast to `dtype`.
-        out_sharding: sharding of the result, under explicit sharding.
-
-    Returns:
-        `(..., out)`.
+    `inputs` are `(..., in)`, `kernel` is `(in, out)`, `bias` is `(out,)` or None; the result is `(..., out)`. The
+    options are those of `nnx.Linear`.
 
     Raises:
         LayerInputError: the last axis of `inputs` is not `in` long.
@@ -91,24 +80,12 @@ def dense_general(
     promote_dtype: PromoteDtype | None = promote_dtype,
     out_sharding: OutSharding | None = None,
 ) -> jax.Array:
-    """Contract any axes of the inputs with a kernel, with one kernel per position of the batch axes.
+    """Contracts any axes of the inputs with a kernel, with one kernel per position of the batch axes.
 
-    Args:
-        inputs: an array with the axes named below.
-        kernel: `(batch..., in..., out...)`.
-        bias: `(batch..., out...)` or None.
-        axis: the axes of `inputs` that are contracted with the kernel's `in` axes. Whatever their order here, the
-            kernel's axes have the order of the inputs.
-        batch_axis: the axes of `inputs` that belong to the kernel's `batch` axes.
-        dtype: the dtype to compute in; None derives it from the arrays.
-        precision: as in `jax.lax.dot_general`.
-        preferred_element_type: as in `jax.lax.dot_general`.
-        dot_general: the product to use.
-        promote_dtype: how the arrays are cast to `dtype`.
-        out_sharding: sharding of the result, under explicit sharding.
-
-    Returns:
-        An array with the axes (batch, remaining axes of `inputs`, out).
+    `kernel` is `(batch..., in..., out...)`, `bias` is `(batch..., out...)` or None; the result has the axes (batch,
+    remaining axes of `inputs`, out). `axis` are the contracted axes of the inputs: whatever their order here, the
+    kernel's axes have the order of the inputs. `batch_axis` are those with a separate kernel at every position. The
+    other options are those of `nnx.LinearGeneral`.
 
     Raises:
         LayerInputError: an axis of `inputs` is missing or not as long as the kernel's.
@@ -153,22 +130,10 @@ def einsum(
     promote_dtype: PromoteDtype | None = promote_dtype,
     out_sharding: OutSharding | None = None,
 ) -> jax.Array:
-    """Multiply inputs and kernel by an einsum equation and add a bias along the kernel's axes.
+    """Multiplies inputs and kernel by an einsum equation and adds a bias along the kernel's axes.
 
-    Args:
-        equation: two operands, the inputs first: `"...d,dhk->...hk"`.
-        inputs: the first operand.
-        kernel: the second operand.
-        bias: None, or an array with those axes of the kernel that are in the result, in the result's order.
-        dtype: the dtype to compute in; None derives it from the arrays.
-        precision: as in `jnp.einsum`.
-        preferred_element_type: as in `jnp.einsum`.
-        einsum_op: the product to use.
-        promote_dtype: how the arrays are cast to `dtype`.
-        out_sharding: sharding of the result, under explicit sharding.
-
-    Returns:
-        The result of the equation, plus the bias.
+    The equation has two operands, the inputs first: `"...d,dhk->...hk"`. `bias` is None, or has those axes of the
+    kernel that are in the result, in the result's order. The options are those of `nnx.Einsum`.
 
     Raises:
         LayerInputError: the equation does not have two operands, or does not fit the arrays.

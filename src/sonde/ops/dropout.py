@@ -18,13 +18,13 @@ def keep_mask(rng: jax.Array, rate: float, shape: Sequence[int]) -> jax.Array:
 
 
 def dropout(inputs: jax.Array, rng: jax.Array | None, *, rate: float, broadcast_dims: Sequence[int] = ()) -> jax.Array:
-    """Drop each element with probability `rate`, scale the others by `1 / (1 - rate)`.
+    """Drops each element with probability `rate`, scales the others by `1 / (1 - rate)`.
 
     Args:
-        inputs: any array.
-        rng: random key; may be None if the rate is 0 or 1, where nothing is random.
-        rate: the probability of being dropped, from 0 to 1.
-        broadcast_dims: along these axes, all or none are dropped.
+        inputs: Any array.
+        rng: Random key; may be None if the rate is 0 or 1, where nothing is random.
+        rate: The probability of being dropped, from 0 to 1.
+        broadcast_dims: Along these axes, all or none are dropped.
 
     Returns:
         An array shaped like the inputs.

@@ -30,9 +30,9 @@ def canonicalize_dtype(*args: Any, dtype: Dtype | None = None, inexact: bool = T
     """The dtype that a computation on the given values runs in.
 
     Args:
-        *args: arrays or scalars; None is ignored.
-        dtype: if given, the result; nothing is inferred.
-        inexact: the result must be a floating or complex dtype. An inferred integer dtype becomes float32, a
+        *args: Arrays or scalars; None is ignored.
+        dtype: If given, the result; nothing is inferred.
+        inexact: The result must be a floating or complex dtype. An inferred integer dtype becomes float32, a
             given one is an error.
 
     Returns:
@@ -58,12 +58,12 @@ def canonicalize_dtype(*args: Any, dtype: Dtype | None = None, inexact: bool = T
 
 
 def promote_dtype(args: T, /, *, dtype: Dtype | None = None, inexact: bool = True) -> T:
-    """Cast all values to the dtype that `canonicalize_dtype` finds.
+    """Casts all values to the dtype that `canonicalize_dtype` finds.
 
     Args:
-        args: a tuple of arrays or scalars; None stays None.
-        dtype: if given, the dtype to cast to.
-        inexact: the dtype must be a floating or complex one.
+        args: A tuple of arrays or scalars; None stays None.
+        dtype: If given, the dtype to cast to.
+        inexact: The dtype must be a floating or complex one.
 
     Returns:
         A tuple of arrays with one dtype.
@@ -85,7 +85,7 @@ def widest(*values: Any) -> Dtype:
 
 
 def promote_all(promote: PromoteDtype | None, args: Iterable[Any], dtype: Dtype | None) -> tuple[Any, ...]:
-    """Apply a layer's `promote_dtype` option to its arrays; None leaves them as they are."""
+    """Applies a layer's `promote_dtype` option to its arrays; None leaves them as they are."""
     args = tuple(args)
     return args if promote is None else tuple(promote(args, dtype=dtype))
 

@@ -24,17 +24,10 @@ def embed(
     promote_dtype: PromoteDtype | None = promote_dtype,
     out_sharding: OutSharding | None = None,
 ) -> jax.Array:
-    """Look up rows.
+    """Looks up rows of a table.
 
-    Args:
-        indices: integers, any shape.
-        table: `(rows, features)`.
-        dtype: the dtype of the result; None keeps the table's.
-        promote_dtype: how the rows are cast to `dtype`.
-        out_sharding: sharding of the result, under explicit sharding; None: that of the indices and the features.
-
-    Returns:
-        `(*indices.shape, features)`.
+    `indices` are integers of any shape, `table` is `(rows, features)`; the result is `(*indices.shape, features)`. A
+    `dtype` of None keeps the table's. Without `out_sharding` the result is sharded as the indices and the features are.
 
     Raises:
         LayerInputError: `indices` are not integers.
@@ -75,17 +68,9 @@ def attend(
     promote_dtype: PromoteDtype | None = promote_dtype,
     out_sharding: OutSharding | None = None,
 ) -> jax.Array:
-    """Score queries against every row: the logits of a model with tied weights.
+    """Scores queries against every row: the logits of a model with tied weights.
 
-    Args:
-        query: `(..., features)`.
-        table: `(rows, features)`.
-        dtype: the dtype to compute in; None derives it from the arrays.
-        promote_dtype: how the arrays are cast to `dtype`.
-        out_sharding: sharding of the result, under explicit sharding.
-
-    Returns:
-        `(..., rows)`.
+    `query` is `(..., features)`, `table` is `(rows, features)`; the result is `(..., rows)`.
 
     Raises:
         LayerInputError: the last axis of `query` is not as long as the rows.

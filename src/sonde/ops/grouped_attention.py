@@ -40,12 +40,12 @@ def grouped_attention(
     Args:
         query: `(batch, queries, heads, depth)`.
         key: `(batch, keys, key heads, depth)`.
-        value: like `key`.
-        mask: boolean, broadcast to `(batch, queries, keys)`; positions that are False get no weight. A query without
+        value: Like `key`.
+        mask: Boolean, broadcast to `(batch, queries, keys)`; positions that are False get no weight. A query without
             visible keys gets equal weights.
-        scale: what scores are multiplied by; 1/√depth if None.
-        cap: soft cap of the scores.
-        implementation: uses that implementation of `jax.nn.dot_product_attention`, unless there is a cap.
+        scale: What scores are multiplied by; 1/√depth if None.
+        cap: Soft cap of the scores.
+        implementation: Uses that implementation of `jax.nn.dot_product_attention`, unless there is a cap.
 
     Returns:
         `(batch, queries, heads, depth)`.
@@ -84,8 +84,8 @@ def visible(
     Args:
         query_positions: `(batch or 1, queries)`.
         key_positions: `(batch or 1, keys)`.
-        causal: whether keys after the query are hidden.
-        window: how many positions a query sees, including its own; all if None.
+        causal: Whether keys after the query are hidden.
+        window: How many positions a query sees, including its own; all if None.
         valid: `(batch or 1, keys)`: keys that are not padding.
 
     Returns:
@@ -119,7 +119,7 @@ def head_results(heads: jax.Array, kernel: jax.Array) -> jax.Array:
 
     Args:
         heads: `(batch..., heads, depth)`.
-        kernel: the kernel of the output projection, `(heads * depth, features)`.
+        kernel: The kernel of the output projection, `(heads * depth, features)`.
 
     Returns:
         `(batch..., heads, features)`.

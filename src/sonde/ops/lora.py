@@ -17,17 +17,9 @@ def low_rank(
     dtype: Dtype | None = None,
     promote_dtype: PromoteDtype | None = promote_dtype,
 ) -> jax.Array:
-    """Multiply by a matrix of low rank, given as two factors.
+    """Multiplies by a matrix of low rank, given as two factors.
 
-    Args:
-        x: `(..., in)`.
-        a: `(in, rank)`.
-        b: `(rank, out)`.
-        dtype: the dtype to compute in; None derives it from the arrays.
-        promote_dtype: how the arrays are cast to `dtype`.
-
-    Returns:
-        `(..., out)`.
+    `x` is `(..., in)`; the factors are `(in, rank)` and `(rank, out)`; the result is `(..., out)`.
 
     Raises:
         LayerInputError: the last axis of `x` is not `in` long.

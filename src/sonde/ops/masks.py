@@ -23,14 +23,14 @@ def make_attention_mask(
     extra_batch_dims: int = 0,
     dtype: Dtype = jnp.float32,
 ) -> jax.Array:
-    """Compare every query position with every key position.
+    """Compares every query position with every key position.
 
     Args:
         query_input: `(batch..., queries)`, such as True where there is a token.
         key_input: `(batch..., keys)`.
-        pairwise_fn: compares two elements.
-        extra_batch_dims: how many leading axes of length 1 to add.
-        dtype: the dtype of the mask.
+        pairwise_fn: Compares two elements.
+        extra_batch_dims: How many leading axes of length 1 to add.
+        dtype: The dtype of the mask.
 
     Returns:
         `(batch..., 1, queries, keys)`: one mask for all heads.
@@ -49,13 +49,8 @@ def make_attention_mask(
 def make_causal_mask(x: jax.Array, extra_batch_dims: int = 0, dtype: Dtype = jnp.float32) -> jax.Array:
     """A mask that lets every position attend to itself and to those before.
 
-    Args:
-        x: `(batch..., length)`; only its shape matters.
-        extra_batch_dims: how many leading axes of length 1 to add.
-        dtype: the dtype of the mask.
-
-    Returns:
-        `(batch..., 1, length, length)`.
+    `x` is `(batch..., length)`, and only its shape matters; the mask is `(batch..., 1, length, length)`, after
+    `extra_batch_dims` axes of length 1.
 
     Example:
         >>> import jax.numpy as jnp
@@ -71,8 +66,8 @@ def combine_masks(*masks: jax.Array | None, dtype: Dtype = jnp.float32) -> jax.A
     """A mask of what all masks allow; None is a mask that allows everything.
 
     Args:
-        *masks: masks with the same number of axes.
-        dtype: the dtype of the mask.
+        *masks: Masks with the same number of axes.
+        dtype: The dtype of the mask.
 
     Returns:
         One mask, or None when all were None.

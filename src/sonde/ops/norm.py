@@ -10,6 +10,7 @@ Sharp edges:
   collective. It loses digits when the mean is much larger than the spread; then switch it off.
 - With a mask and an axis name, every device has the same weight, however many of its elements are masked.
 - A mask changes the statistics only; masked elements are still normalized.
+- `promote_dtype` casts all arrays first, as in `flax.nnx`; None casts nothing, as in `flax.linen`.
 
 Sites: `factor`, one over the deviation, and `normalized`, the values before scale and bias. With the factor held
 constant, a norm is linear: attribution graphs rely on it.
@@ -69,15 +70,15 @@ def moments(
     """Mean and variance over some axes.
 
     Args:
-        x: the inputs.
-        axes: the axes to average over.
-        dtype: the dtype to compute in; None takes that of the inputs.
-        axis_name: a mapped axis (of `vmap`, `shard_map`, `pmap`) to average over as well.
-        axis_index_groups: groups of the mapped axis that are averaged separately.
+        x: The inputs.
+        axes: The axes to average over.
+        dtype: The dtype to compute in; None takes that of the inputs.
+        axis_name: A mapped axis (of `vmap`, `shard_map`, `pmap`) to average over as well.
+        axis_index_groups: Groups of the mapped axis that are averaged separately.
         use_mean: False skips the mean: returns None for it, and the mean square as the variance.
         use_fast_variance: E[x²] - E[x]² instead of E[(x - E[x])²].
-        mask: which elements count; broadcast to the inputs.
-        force_float32_reductions: compute in float32 at least.
+        mask: Which elements count; broadcast to the inputs.
+        force_float32_reductions: Compute in float32 at least.
 
     Returns:
         Mean (or None) and variance, without the axes averaged over.
@@ -125,18 +126,18 @@ def normalize(
     epsilon: float,
     dtype: Dtype | None = None,
 ) -> jax.Array:
-    """Subtract a mean, divide by a deviation, scale and shift.
+    """Subtracts a mean, divides by a deviation, scales and shifts.
 
     Args:
-        x: the inputs.
-        mean: the mean, with or without the reduction axes; None subtracts nothing.
-        var: shaped like `mean`.
-        scale: an array with the feature axes of `x`, or None.
-        bias: an array with the feature axes of `x`, or None.
-        reduction_axes: the axes that `mean` and `var` lack.
-        feature_axes: the axes that `scale` and `bias` have.
-        epsilon: added to the variance.
-        dtype: the dtype of the result; None derives it from the inputs, scale and bias.
+        x: The inputs.
+        mean: The mean, with or without the reduction axes; None subtracts nothing.
+        var: Shaped like `mean`.
+        scale: An array with the feature axes of `x`, or None.
+        bias: An array with the feature axes of `x`, or None.
+        reduction_axes: The axes that `mean` and `var` lack.
+        feature_axes: The axes that `scale` and `bias` have.
+        epsilon: Added to the variance.
+        dtype: The dtype of the result; None derives it from the inputs, scale and bias.
 
     Returns:
         An array shaped like `x`.
@@ -212,22 +213,11 @@ def batch_norm(
     promote_dtype: PromoteDtype | None = promote_dtype,
     **averaging: Unpack[Averaging],
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Normalize every feature over the batch, or by running averages.
+    """Normalizes every feature over the batch, or by running averages.
 
-    Args:
-        x: the inputs.
-        scale: one number per feature, or None.
-        bias: one number per feature, or None.
-        running_mean: one number per feature.
-        running_var: one number per feature.
-        use_running_average: normalize by the running averages and leave them as they are.
-        axis: the feature axis or axes; all others are averaged over.
-        momentum: the weight of the old running averages.
-        epsilon: added to the variance.
-        mask: which elements count for the statistics.
-        dtype: the dtype of the result; None derives it from inputs, scale and bias.
-        promote_dtype: casts all arrays first, as in `flax.nnx`; None casts nothing, as in `flax.linen`.
-        **averaging: the mapped axis to average over as well, and so on; see `moments`.
+    `scale`, `bias` and the running averages have one number per feature. `axis` are the feature axes; all others are
+    averaged over. `momentum` is the weight of the old running averages; with `use_running_average` they normalize, and
+    stay as they are. The other options are those of `nnx.BatchNorm`.
 
     Returns:
         The normalized inputs, and the new running mean and variance. No gradient flows into those two.
@@ -272,23 +262,9 @@ def layer_norm(
     promote_dtype: PromoteDtype | None = promote_dtype,
     **averaging: Unpack[Averaging],
 ) -> jax.Array:
-    """Normalize every position over its features. With `use_mean=False` this is RMS norm.
+    """Normalizes every position over its features. With `use_mean=False` this is RMS norm.
 
-    Args:
-        x: the inputs.
-        scale: an array with the feature axes, or None.
-        bias: an array with the feature axes, or None.
-        reduction_axes: the axes to average over.
-        feature_axes: the axes that scale and bias have.
-        epsilon: added to the variance.
-        use_mean: subtract the mean.
-        mask: which elements count for the statistics.
-        dtype: the dtype of the result; None derives it from inputs, scale and bias.
-        promote_dtype: casts all arrays first, as in `flax.nnx`; None casts nothing, as in `flax.linen`.
-        **averaging: the mapped axis to average over as well, and so on; see `moments`.
-
-    Returns:
-        An array shaped like `x`.
+    `scale` and `bias` have the feature axes. The other options are those of `nnx.BatchNorm`.
 
     Raises:
         LayerInputError: the inputs have another number of features, or the mask does not fit.
@@ -314,7 +290,7 @@ def layer_norm(
 
 
 def rms_norm(x: jax.Array, scale: jax.Array | None = None, **options: Any) -> jax.Array:
-    """Divide every position by the root of its mean square; options as in `layer_norm`.
+    """Divides every position by the root of its mean square; options as in `layer_norm`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -332,17 +308,9 @@ def instance_norm(
     feature_axes: Axes = -1,
     **options: Any,
 ) -> jax.Array:
-    """Normalize every feature of every example over the axes between batch and features; options as in `layer_norm`.
+    """Normalizes every feature of every example over the axes between batch and features; options as in `layer_norm`.
 
-    Args:
-        x: `(batch, ..., features)`.
-        scale: an array with the feature axes, or None.
-        bias: an array with the feature axes, or None.
-        feature_axes: any axes but the first.
-        **options: as in `layer_norm`.
-
-    Returns:
-        An array shaped like `x`.
+    `x` is `(batch, ..., features)`; `scale` and `bias` have the feature axes, any but the first.
 
     Raises:
         LayerInputError: the first axis, which is the batch, is among the feature axes.
@@ -369,22 +337,10 @@ def group_norm(
     promote_dtype: PromoteDtype | None = promote_dtype,
     **averaging: Unpack[Averaging],
 ) -> jax.Array:
-    """Normalize groups of features of every example.
+    """Normalizes groups of features of every example.
 
-    Args:
-        x: `(batch, ..., features)`.
-        scale: one number per feature, or None.
-        bias: one number per feature, or None.
-        num_groups: how many groups the features are split into.
-        reduction_axes: the axes to average over, including the last; None means all but the first.
-        epsilon: added to the variance.
-        mask: which elements count for the statistics.
-        dtype: the dtype of the result; None derives it from inputs, scale and bias.
-        promote_dtype: casts all arrays first, as in `flax.nnx`; None casts nothing, as in `flax.linen`.
-        **averaging: the mapped axis to average over as well, and so on; see `moments`.
-
-    Returns:
-        An array shaped like `x`.
+    `x` is `(batch, ..., features)`; `scale` and `bias` have one number per feature. `reduction_axes` include the last;
+    None means all but the first. The other options are those of `nnx.BatchNorm`.
 
     Raises:
         LayerInputError: the features cannot be split into these groups, or the mask does not fit.

@@ -69,13 +69,13 @@ def apply_padding(
     kernel_size: Sequence[int],
     kernel_dilation: Sequence[int],
 ) -> tuple[jax.Array, LaxPadding]:
-    """Pad what the convolution cannot pad itself.
+    """Pads what the convolution cannot pad itself.
 
     Args:
         inputs: `(batch, spatial..., features)`.
-        padding: any of the forms above.
-        kernel_size: one number per spatial axis.
-        kernel_dilation: one number per spatial axis.
+        padding: Any of the forms above.
+        kernel_size: One number per spatial axis.
+        kernel_dilation: One number per spatial axis.
 
     Returns:
         The inputs, padded if they must be, and the padding left for the convolution.

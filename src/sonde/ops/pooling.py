@@ -29,14 +29,14 @@ def pool(
     strides: Sequence[int] | None,
     padding: PoolPadding,
 ) -> jax.Array:
-    """Reduce every window with a function.
+    """Reduces every window with a function.
 
     Args:
         inputs: `(batch..., spatial..., features)`.
-        init: the neutral element of `reduce_fn`.
-        reduce_fn: a function of two values; `lax.add`, `lax.max` and `lax.min` can be differentiated.
-        window_shape: one number per spatial axis.
-        strides: one number per spatial axis; None means 1.
+        init: The neutral element of `reduce_fn`.
+        reduce_fn: A function of two values; `lax.add`, `lax.max` and `lax.min` can be differentiated.
+        window_shape: One number per spatial axis.
+        strides: One number per spatial axis; None means 1.
         padding: `'SAME'`, `'VALID'`, or a (low, high) pair per spatial axis.
 
     Returns:
@@ -75,16 +75,8 @@ def avg_pool(
 ) -> jax.Array:
     """The mean of every window.
 
-    Args:
-        inputs: `(batch..., spatial..., features)`.
-        window_shape: one number per spatial axis.
-        strides: one number per spatial axis; None means 1.
-        padding: `'SAME'`, `'VALID'`, or a (low, high) pair per spatial axis.
-        count_include_pad: divide by the size of the window; False divides by the number of elements that are
-            not padding.
-
-    Returns:
-        `(batch..., spatial..., features)`.
+    Arguments as in `pool`. The sum is divided by the size of the window, or, with `count_include_pad=False`, by the
+    number of its elements that are not padding.
     """
     y = pool(inputs, 0.0, lax.add, window_shape, strides, padding)
     if count_include_pad:

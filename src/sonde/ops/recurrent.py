@@ -43,15 +43,7 @@ def dense_gates(
 ) -> list[jax.Array]:
     """Several linear maps of the same inputs as one product.
 
-    Args:
-        x: `(..., in)`.
-        kernels: `(in, out)` each.
-        biases: `(out,)` each, or None.
-        dtype: the dtype to compute in; None derives it from the arrays.
-        promote_dtype: how the arrays are cast to `dtype`.
-
-    Returns:
-        One `(..., out)` per kernel.
+    `x` is `(..., in)`, each kernel `(in, out)`, each bias `(out,)`; there is one `(..., out)` per kernel.
     """
     # One wide product keeps the device busier than several narrow ones; joining the kernels is cheap next to it.
     kernel = jnp.concatenate(kernels, axis=-1)
@@ -72,13 +64,13 @@ def lstm(
     """A step of a long short-term memory, from the sums at its four gates.
 
     Args:
-        memory: the cell's memory `c`.
-        i: input gate.
-        f: forget gate.
-        g: candidate for the memory.
-        o: output gate.
-        gate_fn: activation of the gates.
-        activation_fn: activation of the candidate and of the memory.
+        memory: The cell's memory `c`.
+        i: Input gate.
+        f: Forget gate.
+        g: Candidate for the memory.
+        o: Output gate.
+        gate_fn: Activation of the gates.
+        activation_fn: Activation of the candidate and of the memory.
 
     Returns:
         `((new memory, output), output)`.
@@ -101,12 +93,7 @@ def conv_lstm(memory: jax.Array, gates: jax.Array) -> tuple[Pair, jax.Array]:
 
     The forget gate starts open: 1 is added to its sum.
 
-    Args:
-        memory: the cell's memory `c`.
-        gates: the sums at input gate, candidate, forget gate and output gate, concatenated.
-
-    Returns:
-        `((new memory, output), output)`.
+    `gates` are the sums at input gate, candidate, forget gate and output gate, concatenated.
     """
     i, g, f, o = split_gates(gates, 4)
     return lstm(memory, i, f + 1, g, o)
@@ -125,13 +112,13 @@ def gru(
     """A step of a gated recurrent unit.
 
     Args:
-        hidden: the state before.
-        r: the sum at the reset gate.
-        z: the sum at the update gate.
-        n_input: the contribution of the inputs to the candidate.
-        n_hidden: the contribution of the state to the candidate, before the reset gate.
-        gate_fn: activation of the gates.
-        activation_fn: activation of the candidate.
+        hidden: The state before.
+        r: The sum at the reset gate.
+        z: The sum at the update gate.
+        n_input: The contribution of the inputs to the candidate.
+        n_hidden: The contribution of the state to the candidate, before the reset gate.
+        gate_fn: Activation of the gates.
+        activation_fn: Activation of the candidate.
 
     Returns:
         `(new state, new state)`.
@@ -155,13 +142,13 @@ def mgu(
     """A step of a minimal gated unit: one gate both forgets and resets.
 
     Args:
-        hidden: the state before.
-        f: the sum at the gate.
-        n_input: the contribution of the inputs to the candidate.
-        n_hidden: the contribution of the state to the candidate.
-        reset_gate: whether the gate also scales `n_hidden`.
-        gate_fn: activation of the gate.
-        activation_fn: activation of the candidate.
+        hidden: The state before.
+        f: The sum at the gate.
+        n_input: The contribution of the inputs to the candidate.
+        n_hidden: The contribution of the state to the candidate.
+        reset_gate: Whether the gate also scales `n_hidden`.
+        gate_fn: Activation of the gate.
+        activation_fn: Activation of the candidate.
 
     Returns:
         `(new state, new state)`.
@@ -177,14 +164,8 @@ def simple_rnn(
 ) -> tuple[jax.Array, jax.Array]:
     """A step of the simplest recurrent cell.
 
-    Args:
-        hidden: the state before.
-        total: the sum of the contributions of the inputs and the state.
-        residual: add the state before the activation.
-        activation_fn: the activation.
-
-    Returns:
-        `(new state, new state)`.
+    `total` is the sum of the contributions of the inputs and the state. With `residual` the state is added before the
+    activation. Returns the new state as the carry and as the output.
     """
     hidden = activation_fn(total + hidden if residual else total)
     return hidden, hidden

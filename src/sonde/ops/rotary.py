@@ -30,19 +30,19 @@ class Rotary:
     """Frequencies of a rotary embedding.
 
     Attributes:
-        width: how many features of a head are rotated.
-        theta: the base of the frequencies.
-        kind: how the frequencies are scaled, one of `KINDS`.
-        factor: by how much the trained length is stretched.
-        trained_length: positions that the model was trained on before it was stretched.
+        width: How many features of a head are rotated.
+        theta: The base of the frequencies.
+        kind: How the frequencies are scaled, one of `KINDS`.
+        factor: By how much the trained length is stretched.
+        trained_length: Positions that the model was trained on before it was stretched.
         low_factor: `llama3`: wavelengths longer than `trained_length / low_factor` are stretched in full.
         high_factor: `llama3`: wavelengths shorter than `trained_length / high_factor` stay.
         beta_fast: `yarn`: pairs that rotate more often than this within the trained length stay.
         beta_slow: `yarn`: pairs that rotate less often than this are stretched in full.
         truncate: `yarn`: whether the two limits are rounded to whole pairs.
-        scale: what cosines and sines are multiplied by; None: chosen by the kind.
+        scale: What cosines and sines are multiplied by; None: chosen by the kind.
         mscale: `yarn`: together with `mscale_all_dim`, determines `scale`.
-        mscale_all_dim: see `mscale`.
+        mscale_all_dim: See `mscale`.
         short_factors: `longrope`: a divisor for every pair, for texts up to the trained length.
         long_factors: `longrope`: a divisor for every pair, for longer texts.
     """
@@ -76,9 +76,9 @@ class Rotary:
         """Reads the `rope_scaling` of a Hugging Face config.
 
         Args:
-            scaling: the entry, or None.
-            width: how many features of a head are rotated.
-            theta: the base of the frequencies.
+            scaling: The entry, or None.
+            width: How many features of a head are rotated.
+            theta: The base of the frequencies.
             max_positions: `max_position_embeddings` of the config.
             original: `original_max_position_embeddings` of the config itself, if it has one.
         """
@@ -159,9 +159,9 @@ def rotary_tables(
     """Cosines and sines for some positions, in float32.
 
     Args:
-        positions: integers, `(batch..., length)`.
-        rotary: the frequencies.
-        length: the length of each text, broadcast to `(batch..., 1)`, if frequencies depend on it; if None,
+        positions: Integers, `(batch..., length)`.
+        rotary: The frequencies.
+        length: The length of each text, broadcast to `(batch..., 1)`, if frequencies depend on it; if None,
             each text ends at the last of its positions.
 
     Returns:
@@ -190,8 +190,8 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool = 
     Args:
         x: `(batch..., length, heads, depth)`.
         cos: `(batch..., length, pairs)`, with at most as many batch axes as `x`.
-        sin: like `cos`.
-        interleaved: whether feature `2i` is paired with `2i + 1`.
+        sin: Like `cos`.
+        interleaved: Whether feature `2i` is paired with `2i + 1`.
 
     Returns:
         An array shaped like `x`, in its dtype.

@@ -27,13 +27,13 @@ Loop = Callable[[Carry, Any], tuple[Carry, Any]]
 def flip_sequences(
     inputs: jax.Array, seq_lengths: jax.Array | None, num_batch_dims: int, time_major: bool
 ) -> jax.Array:
-    """Reverse sequences in time; padding stays after them.
+    """Reverses sequences in time; padding stays after them.
 
     Args:
         inputs: `(batch..., time, ...)`, or `(time, batch..., ...)` if time-major.
         seq_lengths: `(batch...)`; None reverses the whole axis.
-        num_batch_dims: how many batch axes there are.
-        time_major: whether time is the first axis.
+        num_batch_dims: How many batch axes there are.
+        time_major: Whether time is the first axis.
 
     Returns:
         An array shaped like the inputs.
@@ -66,18 +66,18 @@ def run_sequence(
     reverse: bool = False,
     keep_order: bool = False,
 ) -> tuple[Carry, Any]:
-    """Run a cell over sequences.
+    """Runs a cell over sequences.
 
     Args:
         loop: `(carry, steps, keep_carries) -> (carry, outputs, carries)`: runs the cell over the first axis
             of `steps`; `carries` are the memories after every step if `keep_carries`, else None.
-        initial_carry: the memory at the start.
+        initial_carry: The memory at the start.
         inputs: `(batch..., time, features...)`, or `(time, batch..., features...)` if time-major.
-        num_feature_axes: how many axes the features have.
+        num_feature_axes: How many axes the features have.
         seq_lengths: `(batch...)`: how long every sequence is; None means all are full.
-        time_major: whether time is the first axis.
-        reverse: whether to run from the last step to the first.
-        keep_order: if reversed, whether to return the outputs in the order of the inputs.
+        time_major: Whether time is the first axis.
+        reverse: Whether to run from the last step to the first.
+        keep_order: If reversed, whether to return the outputs in the order of the inputs.
 
     Returns:
         The memory after the last step of every sequence, and the outputs of all steps.

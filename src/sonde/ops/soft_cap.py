@@ -10,8 +10,8 @@ def soft_cap(x: jax.Array, cap: float | None) -> jax.Array:
     """Squeezes numbers into the range from `-cap` to `cap`; small ones stay nearly as they are.
 
     Args:
-        x: any array.
-        cap: the limit; None changes nothing.
+        x: Any array.
+        cap: The limit; None changes nothing.
 
     Example:
         >>> import jax.numpy as jnp

@@ -13,7 +13,7 @@ from sonde.ops.norm import Axes, canonicalize_axes
 
 
 def l2_normalize(x: jax.Array, axes: Axes | None = None, *, epsilon: float = 1e-12) -> jax.Array:
-    """Divide by the length over some axes, or over all if None.
+    """Divides by the length over some axes, or over all if None.
 
     Example:
         >>> import jax.numpy as jnp
@@ -32,17 +32,10 @@ def weight_norm(
     epsilon: float = 1e-12,
     dtype: Dtype | None = None,
 ) -> jax.Array:
-    """Scale every feature of a weight to length 1, or to a learned length.
+    """Scales every feature of a weight to length 1, or to a learned length.
 
-    Args:
-        value: the weight.
-        scale: an array with the feature axes, or None.
-        feature_axes: the axes with a separate length for each index; None means one length for all.
-        epsilon: added to the squared length.
-        dtype: the dtype of the result; None derives it from weight and scale.
-
-    Returns:
-        An array shaped like `value`.
+    `scale` has the feature axes, or is None. Every index of the feature axes has a length of its own; None means one
+    length for all. `epsilon` is added to the squared length. A `dtype` of None is that of weight and scale.
 
     Example:
         >>> import jax.numpy as jnp
@@ -68,16 +61,16 @@ def spectral_norm(
     epsilon: float = 1e-12,
     dtype: Dtype | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Divide a weight by an estimate of its largest singular value, by power iteration.
+    """Divides a weight by an estimate of its largest singular value, by power iteration.
 
     A weight with more than two axes is treated as a matrix whose columns are the last axis.
 
     Args:
-        value: the weight, with at least two axes.
+        value: The weight, with at least two axes.
         u: `(1, columns)`: the result of the last iteration.
-        n_steps: how many iterations.
-        epsilon: added to squared lengths.
-        dtype: the dtype of the result; None derives it from the weight.
+        n_steps: How many iterations.
+        epsilon: Added to squared lengths.
+        dtype: The dtype of the result; None derives it from the weight.
 
     Returns:
         The divided weight, the new `u`, and the singular value. No gradient flows through the iteration

@@ -2,7 +2,14 @@
 
 import pytest
 
-from sonde.nnx.states.traversals import flatten_mapping, path_order, sort_by_path, sorted_keys, unflatten_mapping
+from sonde.nnx.states.traversals import (
+    flatten_mapping,
+    path_order,
+    show_path,
+    sort_by_path,
+    sorted_keys,
+    unflatten_mapping,
+)
 
 
 def test_traversals(same):
@@ -32,3 +39,7 @@ def test_what_is_a_leaf_may_be_said():
     assert flatten_mapping(nested, is_leaf=lambda path, value: path == ("a",)) == {("a",): {"b": 1}, ("c", "d"): 2}
     with pytest.raises(TypeError, match="Expected a mapping, got list"):
         flatten_mapping([1])
+
+
+def test_paths_in_messages():
+    assert show_path(("a", 0, "w")) == "a/0/w" and show_path(()) == "(the root)"

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from sonde import nnx
-from sonde.nnx.structure.definitions import count_leaves, flatten_once, has_references, show_path, unflatten_once
+from sonde.nnx.structure.definitions import count_leaves, flatten_once, has_references, unflatten_once
 from sonde.nnx.structure.walk import walk
 
 Pair = collections.namedtuple("Pair", "y x")
@@ -58,7 +58,3 @@ def test_counting():
     definition = walk(nnx.Dict(a=w, b=w, c=nnx.Param(1.0)), graph=True, verb="test").definition
     assert count_leaves(definition) == 2 and has_references(definition)
     assert not has_references(walk(nnx.Dict(a=w), graph=True, verb="test").definition)
-
-
-def test_paths_in_messages():
-    assert show_path(("a", 0, "w")) == "a/0/w" and show_path(()) == "(the root)"

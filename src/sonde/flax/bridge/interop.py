@@ -15,8 +15,8 @@ def nnx_in_bridge_mdl(factory: Callable[[nnx.Rngs], Any], name: str | None = Non
     """An nnx Module as a submodule of the running module.
 
     Args:
-        factory: makes it from random streams.
-        name: the name; by default the class name and a number.
+        factory: Makes it from random streams.
+        name: The name; by default the class name and a number.
 
     Returns:
         The Module, with the variables that the run has for it.

@@ -212,11 +212,11 @@ class Module(nnx.Module, metaclass=ModuleMeta):
         """A parameter, made when the module is initialized.
 
         Args:
-            name: its name.
-            init_fn: an initializer, which is called with a key and the arguments that follow.
-            *init_args: arguments of the initializer.
-            unbox: has no effect; a Variable is always returned.
-            **kwargs: keyword arguments of the initializer.
+            name: Its name.
+            init_fn: An initializer, which is called with a key and the arguments that follow.
+            *init_args: Arguments of the initializer.
+            unbox: Has no effect; a Variable is always returned.
+            **kwargs: Keyword arguments of the initializer.
 
         Returns:
             The `nnx.Param`.
@@ -289,12 +289,12 @@ class Module(nnx.Module, metaclass=ModuleMeta):
         """Calls the module with variables.
 
         Args:
-            variables: what `init` returned.
-            *args: arguments of the method.
-            rngs: a seed, a key, seeds or keys by name, or an `nnx.Rngs`.
-            method: the method, or its name.
-            mutable: the collections that may change.
-            **kwargs: keyword arguments of the method.
+            variables: What `init` returned.
+            *args: Arguments of the method.
+            rngs: A seed, a key, seeds or keys by name, or an `nnx.Rngs`.
+            method: The method, or its name.
+            mutable: The collections that may change.
+            **kwargs: Keyword arguments of the method.
 
         Returns:
             What the method returns; with `mutable`, also the collections that may have changed.

@@ -143,9 +143,9 @@ class ToLinen(HostOfNnx, linen.Module):
         """Calls the Module.
 
         Args:
-            *args: its arguments.
-            nnx_method: a method to call instead, or its name.
-            **kwargs: its keyword arguments.
+            *args: Its arguments.
+            nnx_method: A method to call instead, or its name.
+            **kwargs: Its keyword arguments.
 
         Returns:
             What it returns.

@@ -41,9 +41,9 @@ def lazy_init(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Calls a Module so that the linen modules in it make their variables.
 
     Args:
-        fn: a Module, a method of one, or a method of the linen module inside a `ToNNX`.
-        *args: its arguments.
-        **kwargs: its keyword arguments.
+        fn: A Module, a method of one, or a method of the linen module inside a `ToNNX`.
+        *args: Its arguments.
+        **kwargs: Its keyword arguments.
 
     Returns:
         The Module.
@@ -214,12 +214,12 @@ class ToNNX(HostOfLinen, nnx.Module):
     called as methods of this one.
 
     Args:
-        module: the module.
-        rngs: random streams; they are forked, and every call takes a key from each.
+        module: The module.
+        rngs: Random streams; they are forked, and every call takes a key from each.
 
     Attributes:
-        to_nnx__module: the module.
-        to_nnx__rngs: the streams.
+        to_nnx__module: The module.
+        to_nnx__rngs: The streams.
 
     Example:
         >>> import jax.numpy as jnp
@@ -245,11 +245,11 @@ class ToNNX(HostOfLinen, nnx.Module):
         """Calls the module inside.
 
         Args:
-            *args: its arguments.
-            rngs: streams or keys that replace its own.
-            method: a method to call instead, or its name.
-            mutable: the collections of linen that the call may change; changes are kept.
-            **kwargs: its keyword arguments.
+            *args: Its arguments.
+            rngs: Streams or keys that replace its own.
+            method: A method to call instead, or its name.
+            mutable: The collections of linen that the call may change; changes are kept.
+            **kwargs: Its keyword arguments.
 
         Returns:
             What it returns.

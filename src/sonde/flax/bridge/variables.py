@@ -112,9 +112,9 @@ def to_nnx_var(collection: str, value: Any, nnx: ModuleType) -> Any:
     """The Variable for a value of a collection.
 
     Args:
-        collection: the collection.
-        value: the value, or a box with one.
-        nnx: the face that the Variable is for, of Sonde or of Flax.
+        collection: The collection.
+        value: The value, or a box with one.
+        nnx: The face that the Variable is for, of Sonde or of Flax.
     """
     if hasattr(value, "to_nnx_variable"):
         variable = value.to_nnx_variable()

@@ -52,8 +52,8 @@ class TrainState(struct.PyTreeNode):
         """The train state after one optimizer step.
 
         Args:
-            grads: gradients with respect to `params`.
-            **kwargs: fields to replace as well.
+            grads: Gradients with respect to `params`.
+            **kwargs: Fields to replace as well.
 
         Returns:
             The new train state.
@@ -75,10 +75,10 @@ class TrainState(struct.PyTreeNode):
         """A train state with a fresh optimizer state, at step 0.
 
         Args:
-            apply_fn: the model, usually `model.apply`.
-            params: the parameters.
-            tx: the optimizer.
-            **kwargs: the fields of a subclass.
+            apply_fn: The model, usually `model.apply`.
+            params: The parameters.
+            tx: The optimizer.
+            **kwargs: The fields of a subclass.
 
         Returns:
             The train state.

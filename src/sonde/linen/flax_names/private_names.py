@@ -10,6 +10,7 @@ from sonde.linen.modules.attach import UNSPECIFIED
 from sonde.linen.modules.context import context
 from sonde.linen.modules.methods import wrap
 from sonde.linen.modules.table import module_table
+from sonde.ops.conv import features_last
 
 #: The state of the current thread; `_context.module_stack[-1]` is the module whose method is running.
 _context = context
@@ -24,6 +25,4 @@ class _ObjectRepresentation:
 
 def _conv_dimension_numbers(input_shape: Sequence[int]) -> lax.ConvDimensionNumbers:
     """The axes of input, kernel and output of a convolution, as `lax.conv_general_dilated` takes them."""
-    n = len(input_shape)
-    data = (0, n - 1, *range(1, n - 1))
-    return lax.ConvDimensionNumbers(data, (n - 1, n - 2, *range(n - 2)), data)
+    return features_last(len(input_shape))

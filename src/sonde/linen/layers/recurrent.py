@@ -43,7 +43,7 @@ class RNNCellBase(Module):
         )
 
 
-class _GatedCell(RNNCellBase):
+class _VectorCell(RNNCellBase):
     """The base of cells with linear maps on one feature axis."""
 
     @property
@@ -78,8 +78,8 @@ def _memory_and_hidden(cell: Any, rng: jax.Array, input_shape: tuple[int, ...]) 
     return cell.carry_init(first, shape, cell.param_dtype), cell.carry_init(second, shape, cell.param_dtype)
 
 
-class _LSTM(_GatedCell):
-    """The base of the two LSTM cells.
+class _GatedCell(_VectorCell):
+    """The fields of LSTM cells and of `GRUCell`.
 
     Attributes:
         features: The number of features.
@@ -102,6 +102,10 @@ class _LSTM(_GatedCell):
     dtype: Any = None
     param_dtype: Any = jnp.float32
     carry_init: Callable[..., Any] = zeros
+
+
+class _LSTM(_GatedCell):
+    """The carry of the two LSTM cells."""
 
     @nowrap
     def initialize_carry(self, rng: jax.Array, input_shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
@@ -166,16 +170,6 @@ class OptimizedLSTMCell(_LSTM):
 class GRUCell(_GatedCell):
     """A gated recurrent unit; fields as in `LSTMCell`."""
 
-    features: int
-    gate_fn: Callable[..., Any] = jax.nn.sigmoid
-    activation_fn: Callable[..., Any] = jnp.tanh
-    kernel_init: Callable[..., Any] = default_kernel_init
-    recurrent_kernel_init: Callable[..., Any] = default_recurrent_init
-    bias_init: Callable[..., Any] = zeros
-    dtype: Any = None
-    param_dtype: Any = jnp.float32
-    carry_init: Callable[..., Any] = zeros
-
     @compact
     def __call__(self, carry: jax.Array, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Runs one step; the carry is the hidden state."""
@@ -188,7 +182,7 @@ class GRUCell(_GatedCell):
         return ops.gru(carry, r, z, n_input, n_hidden, gate_fn=self.gate_fn, activation_fn=self.activation_fn)
 
 
-class MGUCell(_GatedCell):
+class MGUCell(_VectorCell):
     """A minimal gated unit.
 
     Attributes:
@@ -231,7 +225,7 @@ class MGUCell(_GatedCell):
         )
 
 
-class SimpleCell(_GatedCell):
+class SimpleCell(_VectorCell):
     """The simplest recurrent cell.
 
     Attributes:

@@ -45,7 +45,7 @@ def find(raw: Raw) -> tuple[Architecture, str]:
     """The architecture of a checkpoint, and the name of its class.
 
     Args:
-        raw: the contents of `config.json`.
+        raw: The contents of `config.json`.
 
     Raises:
         ModelFileError: the architecture is not supported.

@@ -18,12 +18,12 @@ class Architecture:
     """How the checkpoints of some model classes are read.
 
     Attributes:
-        name: the name of the architecture.
-        classes: names of the classes of `transformers`, as in `architectures` of a `config.json`.
-        module: the class of the model.
-        read: reads the checkpoint's config; the second argument is the name of the class.
-        rows: the table of names for a config.
-        prefix: the prefix of all names but those of heads; some checkpoints leave it out.
+        name: The name of the architecture.
+        classes: Names of the classes of `transformers`, as in `architectures` of a `config.json`.
+        module: The class of the model.
+        read: Reads the checkpoint's config; the second argument is the name of the class.
+        rows: The table of names for a config.
+        prefix: The prefix of all names but those of heads; some checkpoints leave it out.
         model_type: `model_type` of a `config.json` that does not name its class.
     """
 

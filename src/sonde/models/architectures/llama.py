@@ -17,11 +17,11 @@ def read_rotary(
     """The rotary embedding that a config describes.
 
     Args:
-        raw: the config. Since version 5, `transformers` writes `rope_parameters` in place of `rope_scaling`.
-        depth: features of a head.
-        theta: the base of the frequencies, if the config has none.
-        part: which fraction of a head is rotated, if the config has none.
-        layers: which kind of layers, if the config has an entry per kind.
+        raw: The config. Since version 5, `transformers` writes `rope_parameters` in place of `rope_scaling`.
+        depth: Features of a head.
+        theta: The base of the frequencies, if the config has none.
+        part: Which fraction of a head is rotated, if the config has none.
+        layers: Which kind of layers, if the config has an entry per kind.
     """
     told = raw.get("rope_parameters") or {}
     told = told.get(layers, told)

@@ -18,10 +18,10 @@ class Form:
     """The names of an architecture of llama.cpp elsewhere.
 
     Attributes:
-        name: its class in `transformers`.
-        model_type: its `model_type` there.
-        keys: entries of the config, and the metadata they come from.
-        turned: the entry with the fraction of a head that is rotated; None if all of it is.
+        name: Its class in `transformers`.
+        model_type: Its `model_type` there.
+        keys: Entries of the config, and the metadata they come from.
+        turned: The entry with the fraction of a head that is rotated; None if all of it is.
     """
 
     name: str
@@ -87,9 +87,9 @@ def config_of(fields: Fields, tensors: Tensors, where: str) -> dict[str, Any]:
     """The config of a file.
 
     Args:
-        fields: its metadata.
-        tensors: its tensors, by their names in the file.
-        where: the file, for messages.
+        fields: Its metadata.
+        tensors: Its tensors, by their names in the file.
+        where: The file, for messages.
 
     Raises:
         ModelFileError: the architecture is not supported, or an entry is missing.

@@ -178,9 +178,9 @@ def write_folder(folder: Path, tensors: Iterable[tuple[str, Any, Any]], *, large
     """Writes tensors as `model.safetensors`, or as several files with an index if they are too large for one.
 
     Args:
-        folder: the folder to write to.
-        tensors: names, types (with `shape` and `dtype`), and functions that return the numbers.
-        largest: the maximum number of bytes per file.
+        folder: The folder to write to.
+        tensors: Names, types (with `shape` and `dtype`), and functions that return the numbers.
+        largest: The maximum number of bytes per file.
     """
     files: list[list[tuple[str, Any, Any]]] = [[]]
     filled = 0

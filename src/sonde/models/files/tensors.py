@@ -13,12 +13,12 @@ class Tensor:
     """A tensor in a file.
 
     Attributes:
-        name: its name.
-        shape: its shape.
-        dtype: the dtype of its numbers when read.
-        read: returns its numbers; a view of the file if they are stored in that form.
-        release: releases the memory of the file's pages, after the numbers were copied.
-        where: the file, for messages.
+        name: Its name.
+        shape: Its shape.
+        dtype: The dtype of its numbers when read.
+        read: Returns its numbers; a view of the file if they are stored in that form.
+        release: Releases the memory of the file's pages, after the numbers were copied.
+        where: The file, for messages.
     """
 
     name: str

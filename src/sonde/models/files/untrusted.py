@@ -26,8 +26,8 @@ def reading(where: str | Path, what: str = "it") -> Iterator[None]:
     """Turns whatever goes wrong in a block into a ModelFileError that names the file and what was read.
 
     Args:
-        where: the file.
-        what: the part that is read.
+        where: The file.
+        what: The part that is read.
     """
     try:
         yield

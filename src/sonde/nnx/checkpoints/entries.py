@@ -28,9 +28,9 @@ class Entry:
     """A leaf of a model's state.
 
     Attributes:
-        path: its path in the state; indices are integers.
-        name: its name in a checkpoint.
-        leaf: the Variable, or the bare array.
+        path: Its path in the state; indices are integers.
+        name: Its name in a checkpoint.
+        leaf: The Variable, or the bare array.
     """
 
     path: tuple[Any, ...]
@@ -62,9 +62,9 @@ def entries_of(node: object, only: Filter = ..., rename: Rename | None = None) -
     """The entries of a model, a State, or a pytree of them.
 
     Args:
-        node: what has a state.
-        only: which Variables; all by default.
-        rename: from `path/of/the/variable` in the model to its name in a checkpoint.
+        node: What has a state.
+        only: Which Variables; all by default.
+        rename: From `path/of/the/variable` in the model to its name in a checkpoint.
 
     Raises:
         TypeError: there is nothing to store.

@@ -19,10 +19,10 @@ class Match:
     """A part of an entry that the checkpoint has.
 
     Attributes:
-        entry: the entry of the model.
-        keys: which of its parts.
-        wanted: the model's array, or a ShapeDtypeStruct for it.
-        stored: the name of the array in the checkpoint.
+        entry: The entry of the model.
+        keys: Which of its parts.
+        wanted: The model's array, or a ShapeDtypeStruct for it.
+        stored: The name of the array in the checkpoint.
     """
 
     entry: Entry
@@ -58,13 +58,13 @@ def match(
     """Finds every part of the entries in the checkpoint.
 
     Args:
-        entries: what to restore.
-        other_entries: the rest of the model, which the checkpoint may have too.
-        stored: what the checkpoint has.
-        where: the checkpoint, for messages.
-        missing_ok: whether to leave out what the checkpoint lacks; otherwise that is an error.
-        extra_ok: whether to ignore what the model lacks; otherwise that is an error.
-        cast: accept other dtypes.
+        entries: What to restore.
+        other_entries: The rest of the model, which the checkpoint may have too.
+        stored: What the checkpoint has.
+        where: The checkpoint, for messages.
+        missing_ok: Whether to leave out what the checkpoint lacks; otherwise that is an error.
+        extra_ok: Whether to ignore what the model lacks; otherwise that is an error.
+        cast: Accept other dtypes.
 
     Raises:
         ValueError: something does not fit. Names all paths.

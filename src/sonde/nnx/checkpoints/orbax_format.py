@@ -110,8 +110,8 @@ def fetch(path: str, wanted: Mapping[Name, Any]) -> dict[Name, Any]:
     """Reads arrays.
 
     Args:
-        path: the directory.
-        wanted: names, each with an array or ShapeDtypeStruct whose sharding the array must get.
+        path: The directory.
+        wanted: Names, each with an array or ShapeDtypeStruct whose sharding the array must get.
     """
     ocp = _orbax()
 

@@ -34,9 +34,9 @@ def like(value: Any, wanted: Any, *, path: str) -> Any:
     """Converts what was read to the form of the model's own array.
 
     Args:
-        value: a NumPy array, an array of JAX (already on its devices), a number, or random keys.
-        wanted: the model's own.
-        path: for messages.
+        value: A NumPy array, an array of JAX (already on its devices), a number, or random keys.
+        wanted: The model's own.
+        path: For messages.
 
     Raises:
         ValueError: the keys belong to a random generator other than the model's.

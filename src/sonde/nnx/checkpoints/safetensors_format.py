@@ -108,8 +108,8 @@ def fetch(path: str, wanted: Mapping[Name, Any]) -> dict[Name, Any]:
     """Reads arrays; every device reads only its own part of a sharded array.
 
     Args:
-        path: the file.
-        wanted: names, each with an array or ShapeDtypeStruct whose sharding the array must get.
+        path: The file.
+        wanted: Names, each with an array or ShapeDtypeStruct whose sharding the array must get.
     """
     with _opened(path) as file, readable(path):
         return {name: _fetched(file, ".".join(name), target) for name, target in wanted.items()}

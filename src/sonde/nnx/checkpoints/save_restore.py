@@ -50,13 +50,13 @@ def save(
     """Writes the state of a model, and waits until it is on disk.
 
     Args:
-        path: a file if it ends in `.safetensors`, else a directory.
-        node: a Module, an Optimizer, a State, or a pytree of them such as `{"model": ..., "optimizer": ...}`.
-        only: which Variables, such as `nnx.Param`; all by default.
-        pure: write bare arrays, as in `nnx.to_pure_dict`, instead of Variables, as in `nnx.state`. A safetensors file
+        path: A file if it ends in `.safetensors`, else a directory.
+        node: A Module, an Optimizer, a State, or a pytree of them such as `{"model": ..., "optimizer": ...}`.
+        only: Which Variables, such as `nnx.Param`; all by default.
+        pure: Write bare arrays, as in `nnx.to_pure_dict`, instead of Variables, as in `nnx.state`. A safetensors file
             always has bare arrays.
-        overwrite: replace what is at the path.
-        rename: from `path/of/a/variable` in the model to its name in the checkpoint.
+        overwrite: Replace what is at the path.
+        rename: From `path/of/a/variable` in the model to its name in the checkpoint.
 
     Raises:
         ModuleNotFoundError: the package for the format is not installed. The message names the extra.
@@ -97,15 +97,15 @@ def restore(
     come from the Variable's sharding metadata and the current mesh. Nothing is changed if something does not fit.
 
     Args:
-        path: a file if it ends in `.safetensors`, else a directory. Flax's checkpoints can be read, with Variables or
+        path: A file if it ends in `.safetensors`, else a directory. Flax's checkpoints can be read, with Variables or
             bare arrays in them.
-        node: what to restore: a Module, an Optimizer, a State, or a pytree of them; its values may be
+        node: What to restore: a Module, an Optimizer, a State, or a pytree of them; its values may be
             `jax.ShapeDtypeStruct`.
-        only: which Variables, such as `nnx.Param`; the rest stays.
-        missing: what to do about Variables that the checkpoint does not have; "keep" leaves them as they are.
-        extra: what to do about arrays that the model does not have.
-        cast: accept another dtype and convert to the model's.
-        rename: from `path/of/a/variable` in the model to its name in the checkpoint.
+        only: Which Variables, such as `nnx.Param`; the rest stays.
+        missing: What to do about Variables that the checkpoint does not have; "keep" leaves them as they are.
+        extra: What to do about arrays that the model does not have.
+        cast: Accept another dtype and convert to the model's.
+        rename: From `path/of/a/variable` in the model to its name in the checkpoint.
 
     Returns:
         `node`.
@@ -159,7 +159,7 @@ def contents(path: PathLike) -> dict[str, jax.ShapeDtypeStruct]:
     """What a checkpoint holds: paths with shapes and dtypes. Random keys appear as the numbers inside.
 
     Args:
-        path: a file if it ends in `.safetensors`, else a directory.
+        path: A file if it ends in `.safetensors`, else a directory.
 
     Raises:
         ModuleNotFoundError: the package for the format is not installed. The message names the extra.
@@ -177,7 +177,7 @@ def read(path: PathLike) -> dict[Any, Any]:
     Everything is an array of NumPy; random keys are the numbers inside.
 
     Args:
-        path: a file if it ends in `.safetensors`, else a directory.
+        path: A file if it ends in `.safetensors`, else a directory.
 
     Raises:
         ModuleNotFoundError: the package for the format is not installed. The message names the extra.

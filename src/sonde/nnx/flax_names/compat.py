@@ -8,58 +8,24 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
-_GRAPH = [
-    "backup_keys",
-    "clone",
-    "flatten",
-    "get_abstract_model",
-    "graphdef",
-    "iter_children",
-    "iter_graph",
-    "iter_modules",
-    "recursive_map",
-    "reseed",
-    "split",
-    "state",
-    "view",
-    "view_info",
-]
-_GRAPH_AND_UPDATES = [
-    "cached_partial",
-    "checkify",
-    "cond",
-    "custom_vjp",
-    "eval_shape",
-    "fori_loop",
-    "fork_rngs",
-    "grad",
-    "jit",
-    "jvp",
-    "pmap",
-    "remat",
-    "scan",
-    "shard_map",
-    "split_rngs",
-    "switch",
-    "value_and_grad",
-    "vjp",
-    "vmap",
-    "while_loop",
-]
-
-__all__ = sorted([*_GRAPH, *_GRAPH_AND_UPDATES])  # pyright: ignore[reportUnsupportedDunderAll]
+_NAMES = """
+    backup_keys cached_partial checkify clone cond custom_vjp eval_shape flatten fori_loop fork_rngs get_abstract_model
+    grad graphdef iter_children iter_graph iter_modules jit jvp pmap recursive_map remat reseed scan shard_map split
+    split_rngs state switch value_and_grad view view_info vjp vmap while_loop
+"""
+__all__ = _NAMES.split()  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     function = getattr(importlib.import_module("sonde.nnx"), name)
-    if name in _GRAPH_AND_UPDATES:
-        return functools.partial(function, graph=True, graph_updates=True)
-    return functools.partial(function, graph=True)
+    accepted = inspect.signature(function).parameters
+    return functools.partial(function, **{option: True for option in ("graph", "graph_updates") if option in accepted})
 
 
 def __dir__() -> list[str]:

@@ -18,11 +18,11 @@ class PReLU(Module):
     """Multiplies negative inputs by a learned slope.
 
     Args:
-        negative_slope_init: the initial slope.
-        dtype: the dtype to compute in; None takes that of the inputs.
-        param_dtype: the dtype that the slope is stored in.
-        promote_dtype: how inputs and slope are cast, if `dtype` is given.
-        negative_slope_metadata: metadata of the slope's Variable.
+        negative_slope_init: The initial slope.
+        dtype: The dtype to compute in; None takes that of the inputs.
+        param_dtype: The dtype that the slope is stored in.
+        promote_dtype: How inputs and slope are cast, if `dtype` is given.
+        negative_slope_metadata: Metadata of the slope's Variable.
 
     Example:
         >>> from sonde import nnx

@@ -59,17 +59,17 @@ def dot_product_attention(
         query: `(batch..., queries, heads, depth)`.
         key: `(batch..., keys, key heads, depth)`.
         value: `(batch..., keys, key heads, depth)`.
-        bias: added to the scores; broadcast to `(batch..., heads, queries, keys)`.
-        mask: broadcast to `(batch..., heads, queries, keys)`; positions that are False get no weight.
-        broadcast_dropout: the same dropout for all batch elements and heads.
-        dropout_rng: random key for dropout.
-        dropout_rate: the share of weights that is dropped.
-        deterministic: drop nothing.
-        dtype: the dtype to compute in; None derives it from the arrays.
-        precision: the precision of the products.
-        module: a Module that sows the weights as `attention_weights`, an `nnx.Intermediate`. Captures see them anyway.
-        promote_dtype: how the arrays are cast to `dtype`.
-        is_causal: mask the positions after the query.
+        bias: Added to the scores; broadcast to `(batch..., heads, queries, keys)`.
+        mask: Broadcast to `(batch..., heads, queries, keys)`; positions that are False get no weight.
+        broadcast_dropout: The same dropout for all batch elements and heads.
+        dropout_rng: Random key for dropout.
+        dropout_rate: The share of weights that is dropped.
+        deterministic: Drop nothing.
+        dtype: The dtype to compute in; None derives it from the arrays.
+        precision: The precision of the products.
+        module: A Module that sows the weights as `attention_weights`, an `nnx.Intermediate`. Captures see them anyway.
+        promote_dtype: How the arrays are cast to `dtype`.
+        is_causal: Mask the positions after the query.
 
     Returns:
         `(batch..., queries, heads, depth)`.
@@ -115,41 +115,41 @@ class MultiHeadAttention(Module):
     """Multi-head attention: every head attends with its own projections.
 
     Args:
-        num_heads: how many heads.
-        in_features: how many features the queries' inputs have.
-        qkv_features: how many features all heads have together; as many as `in_features` if None.
-        out_features: number of output features; as many as `in_features` if None.
-        num_kv_heads: how many heads keys and values have; fewer than `num_heads` means grouped queries.
-        in_kv_features: how many features the inputs of keys and values have; as many as `in_features` if None.
-        dtype: the dtype to compute in; None derives it from inputs and parameters.
-        param_dtype: the dtype that parameters are stored in.
-        broadcast_dropout: the same dropout for all batch elements and heads.
-        dropout_rate: the share of weights that is dropped.
-        deterministic: drop nothing; the call can override it.
-        precision: the precision of the products.
-        kernel_init: initializer of the kernels.
-        out_kernel_init: initializer of the last kernel, if different.
-        bias_init: initializer of the biases.
-        out_bias_init: initializer of the last bias, if different.
-        use_bias: whether projections have biases.
-        attention_fn: the function to use in place of `nnx.dot_product_attention`.
-        decode: whether calls take one position and write it into a cache; the call can override it.
-        normalize_qk: whether queries and keys are normalized before they are compared.
-        qkv_promote_dtype: how the first projections cast their arrays.
-        out_promote_dtype: how the last projection casts its arrays.
-        ln_promote_dtype: how the normalization of queries and keys casts its arrays.
-        qkv_dot_general: the function that the first projections multiply with.
-        out_dot_general: the function that the last projection multiplies with.
-        qkv_dot_general_cls: a class whose instances are such functions.
-        out_dot_general_cls: a class whose instances are such functions.
-        rngs: random streams for the initial parameters and for dropout.
-        keep_rngs: whether to keep a stream for dropout; otherwise pass one to the call.
-        kernel_metadata: metadata of the kernels.
-        out_kernel_metadata: metadata of the last kernel, if different.
-        bias_metadata: metadata of the biases.
-        out_bias_metadata: metadata of the last bias, if different.
-        query_ln_scale_metadata: metadata of the scale that normalizes queries.
-        key_ln_scale_metadata: metadata of the scale that normalizes keys.
+        num_heads: How many heads.
+        in_features: How many features the queries' inputs have.
+        qkv_features: How many features all heads have together; as many as `in_features` if None.
+        out_features: Number of output features; as many as `in_features` if None.
+        num_kv_heads: How many heads keys and values have; fewer than `num_heads` means grouped queries.
+        in_kv_features: How many features the inputs of keys and values have; as many as `in_features` if None.
+        dtype: The dtype to compute in; None derives it from inputs and parameters.
+        param_dtype: The dtype that parameters are stored in.
+        broadcast_dropout: The same dropout for all batch elements and heads.
+        dropout_rate: The share of weights that is dropped.
+        deterministic: Drop nothing; the call can override it.
+        precision: The precision of the products.
+        kernel_init: Initializer of the kernels.
+        out_kernel_init: Initializer of the last kernel, if different.
+        bias_init: Initializer of the biases.
+        out_bias_init: Initializer of the last bias, if different.
+        use_bias: Whether projections have biases.
+        attention_fn: The function to use in place of `nnx.dot_product_attention`.
+        decode: Whether calls take one position and write it into a cache; the call can override it.
+        normalize_qk: Whether queries and keys are normalized before they are compared.
+        qkv_promote_dtype: How the first projections cast their arrays.
+        out_promote_dtype: How the last projection casts its arrays.
+        ln_promote_dtype: How the normalization of queries and keys casts its arrays.
+        qkv_dot_general: The function that the first projections multiply with.
+        out_dot_general: The function that the last projection multiplies with.
+        qkv_dot_general_cls: A class whose instances are such functions.
+        out_dot_general_cls: A class whose instances are such functions.
+        rngs: Random streams for the initial parameters and for dropout.
+        keep_rngs: Whether to keep a stream for dropout; otherwise pass one to the call.
+        kernel_metadata: Metadata of the kernels.
+        out_kernel_metadata: Metadata of the last kernel, if different.
+        bias_metadata: Metadata of the biases.
+        out_bias_metadata: Metadata of the last bias, if different.
+        query_ln_scale_metadata: Metadata of the scale that normalizes queries.
+        key_ln_scale_metadata: Metadata of the scale that normalizes keys.
 
     Example:
         >>> from sonde import nnx
@@ -314,15 +314,15 @@ class MultiHeadAttention(Module):
         Args:
             inputs_q: `(batch..., queries, in_features)`.
             inputs_k: `(batch..., keys, in_kv_features)`; None takes `inputs_q`.
-            inputs_v: as `inputs_k`; None takes `inputs_k`.
-            mask: broadcast to `(batch..., heads, queries, keys)`; positions that are False get no weight.
-            deterministic: drop nothing; overrides the layer's own setting.
-            rngs: random streams for dropout, in place of the layer's own stream.
-            sow_weights: sow the weights as `attention_weights`, an `nnx.Intermediate`.
-            decode: write one position into the cache; overrides the layer's own setting.
-            is_causal: mask the positions after the query; not needed when decoding.
-            out_sharding: sharding of the result, under explicit sharding.
-            qkv_sharding: sharding of queries, keys and values, under explicit sharding.
+            inputs_v: As `inputs_k`; None takes `inputs_k`.
+            mask: Broadcast to `(batch..., heads, queries, keys)`; positions that are False get no weight.
+            deterministic: Drop nothing; overrides the layer's own setting.
+            rngs: Random streams for dropout, in place of the layer's own stream.
+            sow_weights: Sow the weights as `attention_weights`, an `nnx.Intermediate`.
+            decode: Write one position into the cache; overrides the layer's own setting.
+            is_causal: Mask the positions after the query; not needed when decoding.
+            out_sharding: Sharding of the result, under explicit sharding.
+            qkv_sharding: Sharding of queries, keys and values, under explicit sharding.
             input_positions: `(batch..., length)`, passed on to an `attention_fn` that takes them, such as
                 `nnx.dot_product_attention_with_rope`.
 
@@ -404,7 +404,7 @@ class MultiHeadAttention(Module):
 
         Args:
             input_shape: `(batch..., length, in_features)` of all positions together.
-            dtype: the dtype of the cache.
+            dtype: The dtype of the cache.
 
         Example:
             >>> from sonde import nnx

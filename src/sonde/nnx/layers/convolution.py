@@ -27,28 +27,28 @@ class Conv(Module):
     """A convolution.
 
     Args:
-        in_features: number of input features.
-        out_features: number of output features.
-        kernel_size: one number per spatial axis; a single number means one spatial axis.
-        strides: step of the window, one number or one per spatial axis.
+        in_features: Number of input features.
+        out_features: Number of output features.
+        kernel_size: One number per spatial axis; a single number means one spatial axis.
+        strides: Step of the window, one number or one per spatial axis.
         padding: `'SAME'`, `'VALID'`, `'CIRCULAR'`, `'REFLECT'`, `'CAUSAL'`, a number, or one number or (low, high) pair
             per spatial axis.
-        input_dilation: dilation factor of the inputs.
-        kernel_dilation: dilation factor of the kernel.
-        feature_group_count: number of independent groups that the features are split into.
-        use_bias: whether to add a bias.
-        mask: multiplies the kernel; has its shape.
-        dtype: the dtype to compute in; None derives it from inputs and parameters.
-        param_dtype: the dtype that parameters are stored in.
-        precision: as in `jax.lax.conv_general_dilated`.
-        kernel_init: initializer of the kernel.
-        bias_init: initializer of the bias.
-        conv_general_dilated: the convolution to use.
-        promote_dtype: how inputs and parameters are cast to `dtype`.
-        preferred_element_type: as in `jax.lax.conv_general_dilated`.
-        rngs: random streams for the initial parameters.
-        kernel_metadata: metadata of the kernel's Variable.
-        bias_metadata: metadata of the bias's Variable.
+        input_dilation: Dilation factor of the inputs.
+        kernel_dilation: Dilation factor of the kernel.
+        feature_group_count: Number of independent groups that the features are split into.
+        use_bias: Whether to add a bias.
+        mask: Multiplies the kernel; has its shape.
+        dtype: The dtype to compute in; None derives it from inputs and parameters.
+        param_dtype: The dtype that parameters are stored in.
+        precision: As in `jax.lax.conv_general_dilated`.
+        kernel_init: Initializer of the kernel.
+        bias_init: Initializer of the bias.
+        conv_general_dilated: The convolution to use.
+        promote_dtype: How inputs and parameters are cast to `dtype`.
+        preferred_element_type: As in `jax.lax.conv_general_dilated`.
+        rngs: Random streams for the initial parameters.
+        kernel_metadata: Metadata of the kernel's Variable.
+        bias_metadata: Metadata of the bias's Variable.
 
     Example:
         >>> from sonde import nnx
@@ -129,11 +129,11 @@ class ConvTranspose(Module):
     """A transposed convolution: enlarges its inputs by `strides`.
 
     Args:
-        strides: by how much to enlarge, one number or one per spatial axis.
+        strides: By how much to enlarge, one number or one per spatial axis.
         padding: `'SAME'`, `'VALID'`, `'CIRCULAR'`, a number, or one number or (low, high) pair per spatial axis.
-        precision: as in `jax.lax.conv_transpose`.
-        transpose_kernel: flip the kernel and swap its last axes.
-        preferred_element_type: as in `jax.lax.conv_transpose`.
+        precision: As in `jax.lax.conv_transpose`.
+        transpose_kernel: Flip the kernel and swap its last axes.
+        preferred_element_type: As in `jax.lax.conv_transpose`.
         The others are those of `nnx.Conv`.
 
     Example:

@@ -34,20 +34,20 @@ class GroupedAttention(Module):
     and `results`, what each head adds to the output, if `per_head`.
 
     Args:
-        features: number of input and output features.
-        heads: how many heads there are.
-        key_heads: how many heads keys and values have; as many as `heads` if None.
-        depth: how many features a head has; `features / heads` if None.
-        use_bias: whether the projections to queries, keys and values have biases.
-        use_out_bias: whether the output projection has a bias; the same as `use_bias` if None.
-        norm: called as `norm(depth, rngs=rngs)`, once to make a norm for the queries of a head, once for the keys.
-        scale: what scores are multiplied by; 1/√depth if None.
-        cap: a soft limit for the scores.
+        features: Number of input and output features.
+        heads: How many heads there are.
+        key_heads: How many heads keys and values have; as many as `heads` if None.
+        depth: How many features a head has; `features / heads` if None.
+        use_bias: Whether the projections to queries, keys and values have biases.
+        use_out_bias: Whether the output projection has a bias; the same as `use_bias` if None.
+        norm: Called as `norm(depth, rngs=rngs)`, once to make a norm for the queries of a head, once for the keys.
+        scale: What scores are multiplied by; 1/√depth if None.
+        cap: A soft limit for the scores.
         implementation: `"cudnn"` or `"xla"`: uses that implementation of `jax.nn.dot_product_attention`.
-        per_head: whether to compute each head's contribution to the output separately, so that `results` is a site.
-        dtype: the dtype to compute in; None derives it from inputs and parameters.
-        param_dtype: the dtype that parameters are stored in.
-        rngs: random streams for the initial parameters.
+        per_head: Whether to compute each head's contribution to the output separately, so that `results` is a site.
+        dtype: The dtype to compute in; None derives it from inputs and parameters.
+        param_dtype: The dtype that parameters are stored in.
+        rngs: Random streams for the initial parameters.
 
     Example:
         >>> from sonde import nnx
@@ -105,9 +105,9 @@ class GroupedAttention(Module):
         Args:
             x: `(batch, length, features)`; or three arrays, one for queries, keys and values each, with an axis for
                 their heads: `(batch, length, heads, features)`.
-            mask: boolean, broadcast to `(batch, length, keys)`: which keys each query may attend to.
-            rotation: cosines and sines for the positions, from `ops.rotary_tables`.
-            cache: a function that takes the new keys and values and returns those of all positions so far.
+            mask: Boolean, broadcast to `(batch, length, keys)`: which keys each query may attend to.
+            rotation: Cosines and sines for the positions, from `ops.rotary_tables`.
+            cache: A function that takes the new keys and values and returns those of all positions so far.
 
         Returns:
             `(batch, length, features)`.

@@ -26,20 +26,20 @@ class Linear(Module):
     """A linear map of the last axis.
 
     Args:
-        in_features: number of input features.
-        out_features: number of output features.
-        use_bias: whether to add a bias.
-        dtype: the dtype to compute in; None derives it from inputs and parameters.
-        param_dtype: the dtype that parameters are stored in.
-        precision: as in `jax.lax.dot_general`.
-        kernel_init: initializer of the kernel.
-        bias_init: initializer of the bias.
-        dot_general: the function to multiply with, in place of `jax.lax.dot_general`.
-        promote_dtype: how inputs and parameters are cast to `dtype`.
-        preferred_element_type: as in `jax.lax.dot_general`.
-        rngs: random streams for the initial parameters.
-        kernel_metadata: metadata of the kernel's Variable, such as `out_sharding`.
-        bias_metadata: metadata of the bias's Variable.
+        in_features: Number of input features.
+        out_features: Number of output features.
+        use_bias: Whether to add a bias.
+        dtype: The dtype to compute in; None derives it from inputs and parameters.
+        param_dtype: The dtype that parameters are stored in.
+        precision: As in `jax.lax.dot_general`.
+        kernel_init: Initializer of the kernel.
+        bias_init: Initializer of the bias.
+        dot_general: The function to multiply with, in place of `jax.lax.dot_general`.
+        promote_dtype: How inputs and parameters are cast to `dtype`.
+        preferred_element_type: As in `jax.lax.dot_general`.
+        rngs: Random streams for the initial parameters.
+        kernel_metadata: Metadata of the kernel's Variable, such as `out_sharding`.
+        bias_metadata: Metadata of the bias's Variable.
 
     Example:
         >>> from sonde import nnx
@@ -97,13 +97,13 @@ class LinearGeneral(Module):
     """A linear map of any axes, with a separate map for every position of the batch axes.
 
     Args:
-        in_features: lengths of the contracted axes.
-        out_features: lengths of the axes that replace them, at the end.
-        axis: the contracted axes.
-        batch_axis: leading axes with separate maps, by their lengths: `{0: 8}`.
-        kernel_init: initializer of the kernel, which is drawn as a matrix.
-        dot_general_cls: a class whose instances are such functions; used if `dot_general` is None.
-        kernel_metadata: metadata of the kernel's Variable.
+        in_features: Lengths of the contracted axes.
+        out_features: Lengths of the axes that replace them, at the end.
+        axis: The contracted axes.
+        batch_axis: Leading axes with separate maps, by their lengths: `{0: 8}`.
+        kernel_init: Initializer of the kernel, which is drawn as a matrix.
+        dot_general_cls: A class whose instances are such functions; used if `dot_general` is None.
+        kernel_metadata: Metadata of the kernel's Variable.
         The others are those of `nnx.Linear`.
 
     Example:
@@ -207,13 +207,13 @@ class Einsum(Module):
     """A linear map by an einsum equation.
 
     Args:
-        einsum_str: two operands, the inputs first: `"...d,dhk->...hk"`.
-        kernel_shape: the shape of the second operand.
-        bias_shape: the shape of the bias: the kernel's axes that the result has, in its order; None for no bias.
-        precision: as in `jnp.einsum`.
-        einsum_op: the function to use in place of `jnp.einsum`.
-        preferred_element_type: as in `jnp.einsum`.
-        kernel_metadata: metadata of the kernel's Variable.
+        einsum_str: Two operands, the inputs first: `"...d,dhk->...hk"`.
+        kernel_shape: The shape of the second operand.
+        bias_shape: The shape of the bias: the kernel's axes that the result has, in its order; None for no bias.
+        precision: As in `jnp.einsum`.
+        einsum_op: The function to use in place of `jnp.einsum`.
+        preferred_element_type: As in `jnp.einsum`.
+        kernel_metadata: Metadata of the kernel's Variable.
         The others are those of `nnx.Linear`.
 
     Example:
@@ -266,9 +266,9 @@ class Einsum(Module):
         """The result of the equation, plus the bias.
 
         Args:
-            inputs: the first operand.
-            einsum_str: overrides the layer's equation.
-            out_sharding: sharding of the result, under explicit sharding.
+            inputs: The first operand.
+            einsum_str: Overrides the layer's equation.
+            out_sharding: Sharding of the result, under explicit sharding.
         """
         return ops.einsum(
             self.einsum_str if einsum_str is None else einsum_str,
@@ -287,14 +287,14 @@ class Embed(Module):
     An index outside the table gives NaN.
 
     Args:
-        num_embeddings: number of vectors.
-        features: their length.
-        dtype: the dtype of the result; None keeps the table's.
-        param_dtype: the dtype that the table is stored in.
-        embedding_init: initializer of the table.
-        promote_dtype: how vectors are cast to `dtype`.
-        rngs: random streams for the initial table.
-        embedding_metadata: metadata of the table's Variable.
+        num_embeddings: Number of vectors.
+        features: Their length.
+        dtype: The dtype of the result; None keeps the table's.
+        param_dtype: The dtype that the table is stored in.
+        embedding_init: Initializer of the table.
+        promote_dtype: How vectors are cast to `dtype`.
+        rngs: Random streams for the initial table.
+        embedding_metadata: Metadata of the table's Variable.
 
     Example:
         >>> from sonde import nnx

@@ -31,19 +31,19 @@ class LoRA(Module):
     """A linear map of low rank, alone or added to the output of another layer.
 
     Args:
-        in_features: number of input features.
-        lora_rank: the rank.
-        out_features: number of output features.
-        base_module: a layer whose output is added.
-        dtype: the dtype to compute in; None derives it from inputs and parameters.
-        param_dtype: the dtype that parameters are stored in.
-        a_initializer: initializer of the first factor.
-        b_initializer: initializer of the second factor; zeros, so that nothing changes at first.
-        lora_param_type: the type of both factors' Variables.
-        promote_dtype: how inputs and parameters are cast to `dtype`.
-        rngs: random streams for the initial parameters.
-        a_metadata: metadata of the first factor's Variable.
-        b_metadata: metadata of the second factor's Variable.
+        in_features: Number of input features.
+        lora_rank: The rank.
+        out_features: Number of output features.
+        base_module: A layer whose output is added.
+        dtype: The dtype to compute in; None derives it from inputs and parameters.
+        param_dtype: The dtype that parameters are stored in.
+        a_initializer: Initializer of the first factor.
+        b_initializer: Initializer of the second factor; zeros, so that nothing changes at first.
+        lora_param_type: The type of both factors' Variables.
+        promote_dtype: How inputs and parameters are cast to `dtype`.
+        rngs: Random streams for the initial parameters.
+        a_metadata: Metadata of the first factor's Variable.
+        b_metadata: Metadata of the second factor's Variable.
 
     Example:
         >>> from sonde import nnx
@@ -99,12 +99,12 @@ class LoRALinear(Linear):
     """A `Linear` with a correction of low rank added to it; its state contains that of `Linear`.
 
     Args:
-        lora_rank: the rank of the correction.
-        lora_dtype: the dtype to compute the correction in.
-        lora_param_dtype: the dtype that the correction's parameters are stored in.
-        b_initializer: initializer of the second factor.
-        lora_promote_dtype: how the correction's arrays are cast.
-        **kwargs: as in `Linear`.
+        lora_rank: The rank of the correction.
+        lora_dtype: The dtype to compute the correction in.
+        lora_param_dtype: The dtype that the correction's parameters are stored in.
+        b_initializer: Initializer of the second factor.
+        lora_promote_dtype: How the correction's arrays are cast.
+        **kwargs: As in `Linear`.
         The others are those of `nnx.LoRA`.
 
     Example:

@@ -22,14 +22,14 @@ class MLP(Module):
     Sites: `pre` (before the nonlinearity), `up` (what it multiplies, if gated), `hidden` (what `down` is given), `out`.
 
     Args:
-        features: number of input and output features.
-        hidden: number of hidden features.
-        activation: the nonlinearity.
-        gated: whether one map, after the nonlinearity, multiplies another.
-        use_bias: whether the maps have biases.
-        dtype: the dtype to compute in; None derives it from inputs and parameters.
-        param_dtype: the dtype that parameters are stored in.
-        rngs: random streams for the initial parameters.
+        features: Number of input and output features.
+        hidden: Number of hidden features.
+        activation: The nonlinearity.
+        gated: Whether one map, after the nonlinearity, multiplies another.
+        use_bias: Whether the maps have biases.
+        dtype: The dtype to compute in; None derives it from inputs and parameters.
+        param_dtype: The dtype that parameters are stored in.
+        rngs: Random streams for the initial parameters.
 
     Example:
         >>> from sonde import nnx

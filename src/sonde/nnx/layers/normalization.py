@@ -67,24 +67,24 @@ class BatchNorm(_Norm):
     """Normalizes every feature over the batch while training, and by running averages afterwards.
 
     Args:
-        num_features: number of features.
-        use_running_average: normalize by the running averages; `train()`, `eval()` and the call can override it.
-        axis: the feature axis or axes; all others are averaged over.
-        momentum: the weight of the old running averages in a step.
-        epsilon: added to the variance.
-        dtype: the dtype of the result; None derives it from inputs and parameters.
-        param_dtype: the dtype that scale and bias are stored in.
-        use_bias: whether to add a bias.
-        use_scale: whether to multiply by a scale.
-        bias_init: initializer of the bias.
-        scale_init: initializer of the scale.
-        axis_name: a mapped axis to average over as well.
-        axis_index_groups: groups of the mapped axis that are averaged separately.
-        use_fast_variance: compute the variance in one pass; less exact when the mean is large.
-        promote_dtype: how inputs and parameters are cast to `dtype`.
-        rngs: random streams for the initial parameters.
-        bias_metadata: metadata of the bias's Variable.
-        scale_metadata: metadata of the scale's Variable.
+        num_features: Number of features.
+        use_running_average: Normalize by the running averages; `train()`, `eval()` and the call can override it.
+        axis: The feature axis or axes; all others are averaged over.
+        momentum: The weight of the old running averages in a step.
+        epsilon: Added to the variance.
+        dtype: The dtype of the result; None derives it from inputs and parameters.
+        param_dtype: The dtype that scale and bias are stored in.
+        use_bias: Whether to add a bias.
+        use_scale: Whether to multiply by a scale.
+        bias_init: Initializer of the bias.
+        scale_init: Initializer of the scale.
+        axis_name: A mapped axis to average over as well.
+        axis_index_groups: Groups of the mapped axis that are averaged separately.
+        use_fast_variance: Compute the variance in one pass; less exact when the mean is large.
+        promote_dtype: How inputs and parameters are cast to `dtype`.
+        rngs: Random streams for the initial parameters.
+        bias_metadata: Metadata of the bias's Variable.
+        scale_metadata: Metadata of the scale's Variable.
 
     Example:
         >>> from sonde import nnx
@@ -132,9 +132,9 @@ class BatchNorm(_Norm):
         """Normalizes, and updates the running averages unless they are used.
 
         Args:
-            x: the inputs.
-            use_running_average: overrides the layer's own setting.
-            mask: which elements count for the statistics; broadcast to the inputs.
+            x: The inputs.
+            use_running_average: Overrides the layer's own setting.
+            mask: Which elements count for the statistics; broadcast to the inputs.
         """
         by_running_average = chosen(self, "use_running_average", use_running_average, self.use_running_average)
         y, mean, var = ops.batch_norm(
@@ -171,8 +171,8 @@ class LayerNorm(_Norm):
     """Normalizes every position over its features.
 
     Args:
-        reduction_axes: the axes to average over.
-        feature_axes: the axes that scale and bias have.
+        reduction_axes: The axes to average over.
+        feature_axes: The axes that scale and bias have.
         The others are those of `nnx.BatchNorm`.
 
     Example:
@@ -218,11 +218,11 @@ class RMSNorm(_Norm):
     """Divides every position by the root of its mean square.
 
     Args:
-        epsilon: added to the mean square.
-        param_dtype: the dtype that the scale is stored in.
-        reduction_axes: the axes to average over.
-        feature_axes: the axes that the scale has.
-        use_fast_variance: accepted, without effect: there is no mean to subtract.
+        epsilon: Added to the mean square.
+        param_dtype: The dtype that the scale is stored in.
+        reduction_axes: The axes to average over.
+        feature_axes: The axes that the scale has.
+        use_fast_variance: Accepted, without effect: there is no mean to subtract.
         The others are those of `nnx.BatchNorm`.
 
     Example:
@@ -266,9 +266,9 @@ class GroupNorm(_Norm):
     """Normalizes groups of features of every example.
 
     Args:
-        num_groups: how many groups; None if `group_size` is given.
-        group_size: how many features a group has.
-        reduction_axes: the axes to average over, including the last; None means all but the first.
+        num_groups: How many groups; None if `group_size` is given.
+        group_size: How many features a group has.
+        reduction_axes: The axes to average over, including the last; None means all but the first.
         The others are those of `nnx.BatchNorm`.
 
     Example:
@@ -321,7 +321,7 @@ class InstanceNorm(_Norm):
     """Normalizes every feature of every example over the axes between batch and features.
 
     Args:
-        feature_axes: the feature axes, any but the first.
+        feature_axes: The feature axes, any but the first.
         The others are those of `nnx.BatchNorm`.
 
     Example:

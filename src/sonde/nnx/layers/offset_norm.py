@@ -20,8 +20,8 @@ class OffsetRMSNorm(RMSNorm):
     The scale starts at zero, where this is a plain RMSNorm, and weight decay pulls it back there.
 
     Args:
-        num_features: number of features.
-        **options: as in `RMSNorm`.
+        num_features: Number of features.
+        **options: As in `RMSNorm`.
 
     Example:
         >>> from sonde import nnx

@@ -38,14 +38,14 @@ def new_param(
     """A parameter drawn from the `params` stream.
 
     Args:
-        layer: the layer it is for, named in errors.
-        rngs: the random streams.
-        init: the initializer.
-        shape: the shape of the parameter.
-        dtype: the dtype of the parameter.
-        metadata: for the Variable.
-        kind: the type of the Variable.
-        drawn_as: the shape the initializer draws, if it differs from `shape`.
+        layer: The layer it is for, named in errors.
+        rngs: The random streams.
+        init: The initializer.
+        shape: The shape of the parameter.
+        dtype: The dtype of the parameter.
+        metadata: For the Variable.
+        kind: The type of the Variable.
+        drawn_as: The shape the initializer draws, if it differs from `shape`.
 
     Raises:
         LayerInputError: `rngs` is not an `Rngs`.
@@ -86,8 +86,8 @@ def keep_options(layer: Module, arguments: Mapping[str, Any]) -> None:
     Initializers, metadata and random streams are not stored: they are used once, to draw the parameters.
 
     Args:
-        layer: the layer.
-        arguments: the `locals()` of its constructor.
+        layer: The layer.
+        arguments: The `locals()` of its constructor.
     """
     for name, value in arguments.items():
         if name not in ("self", "rngs") and not name.endswith(("_init", "_metadata")):

@@ -37,8 +37,8 @@ def place_of(layer: Module, frame: FrameType | None) -> str:
     """The layer's class, and its path from the outermost running Module that contains it.
 
     Args:
-        layer: the layer.
-        frame: the function that called it.
+        layer: The layer.
+        frame: The function that called it.
 
     Returns:
         Text such as `Linear at decoder/head`, or `Linear` when no other Module contains it.

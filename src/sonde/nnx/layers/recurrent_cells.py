@@ -49,9 +49,9 @@ class RNNCellBase(Module):
         """Makes the initial memory.
 
         Args:
-            input_shape: shape of one step's inputs.
-            rngs: random streams or one stream.
-            carry_init: initializer of the memory.
+            input_shape: Shape of one step's inputs.
+            rngs: Random streams or one stream.
+            carry_init: Initializer of the memory.
         """
         raise TypeError(
             f"{type(self).__name__} must define initialize_carry(input_shape, rngs) to be a recurrent cell."
@@ -68,7 +68,9 @@ class _VectorCell(RNNCellBase):
 
     _parts = 1
     hidden_features: int
+    dtype: Dtype | None
     param_dtype: Dtype
+    promote_dtype: PromoteDtype
     carry_init: Init | None
     rngs: RngStream | None
 
@@ -90,6 +92,11 @@ class _VectorCell(RNNCellBase):
         self.rngs = data(rngs.carry.fork() if keep_rngs else None)
         self.carry_init = carry_init
 
+    def _map(self, n_in: int, n_out: int, **options: Any) -> Linear:
+        """A linear map that computes in the cell's dtypes."""
+        dtypes = {"dtype": self.dtype, "param_dtype": self.param_dtype, "promote_dtype": self.promote_dtype}
+        return Linear(n_in, n_out, **dtypes, **options)
+
     @names_its_place
     def initialize_carry(
         self, input_shape: tuple[int, ...], rngs: Rngs | RngStream | None = None, carry_init: Init | None = None
@@ -98,8 +105,8 @@ class _VectorCell(RNNCellBase):
 
         Args:
             input_shape: `(batch..., in_features)`.
-            rngs: random streams or one stream.
-            carry_init: initializer of the memory.
+            rngs: Random streams or one stream.
+            carry_init: Initializer of the memory.
         """
         source = rngs if rngs is not None else self.rngs
         if source is None:
@@ -154,15 +161,12 @@ class _GatedCell(_VectorCell):
         self.promote_dtype = promote_dtype
 
         def linear(n_gates: int, n_in: int, init: Init, metadata: Metadata, use_bias: bool) -> Linear:
-            return Linear(
+            return self._map(
                 n_in,
                 n_gates * hidden_features,
                 use_bias=use_bias,
                 kernel_init=init,
                 bias_init=bias_init,
-                dtype=dtype,
-                param_dtype=param_dtype,
-                promote_dtype=promote_dtype,
                 rngs=rngs,
                 kernel_metadata=metadata,
                 bias_metadata=bias_metadata,
@@ -188,22 +192,22 @@ class LSTMCell(_GatedCell):
     """A long short-term memory, with a separate matrix for every gate.
 
     Args:
-        in_features: number of input features.
-        hidden_features: number of features of the memory and the output.
-        gate_fn: activation of the gates.
-        activation_fn: activation of the candidate and of the memory.
-        kernel_init: initializer of the kernels for the inputs.
-        recurrent_kernel_init: initializer of the kernels for the memory.
-        bias_init: initializer of the biases.
-        dtype: the dtype to compute in; None derives it from inputs and parameters.
-        param_dtype: the dtype that parameters and memory are stored in.
-        carry_init: initializer of the memory; prefer to pass it to `initialize_carry`.
-        promote_dtype: how inputs and parameters are cast to `dtype`.
-        keep_rngs: keep a stream for `initialize_carry`; prefer to pass one there.
-        rngs: random streams for the initial parameters.
-        kernel_metadata: metadata of the kernels for the inputs.
-        recurrent_kernel_metadata: metadata of the kernels for the memory.
-        bias_metadata: metadata of the biases.
+        in_features: Number of input features.
+        hidden_features: Number of features of the memory and the output.
+        gate_fn: Activation of the gates.
+        activation_fn: Activation of the candidate and of the memory.
+        kernel_init: Initializer of the kernels for the inputs.
+        recurrent_kernel_init: Initializer of the kernels for the memory.
+        bias_init: Initializer of the biases.
+        dtype: The dtype to compute in; None derives it from inputs and parameters.
+        param_dtype: The dtype that parameters and memory are stored in.
+        carry_init: Initializer of the memory; prefer to pass it to `initialize_carry`.
+        promote_dtype: How inputs and parameters are cast to `dtype`.
+        keep_rngs: Keep a stream for `initialize_carry`; prefer to pass one there.
+        rngs: Random streams for the initial parameters.
+        kernel_metadata: Metadata of the kernels for the inputs.
+        recurrent_kernel_metadata: Metadata of the kernels for the memory.
+        bias_metadata: Metadata of the biases.
 
     Example:
         >>> from sonde import nnx
@@ -270,16 +274,16 @@ class GRUCell(_GatedCell):
     """A gated recurrent unit.
 
     Args:
-        hidden_features: number of features of the state.
-        activation_fn: activation of the candidate.
-        kernel_init: initializer of the kernel for the inputs.
-        recurrent_kernel_init: initializer of the kernel for the state.
-        bias_init: initializer of the bias.
-        param_dtype: the dtype that parameters and state are stored in.
-        carry_init: initializer of the state; prefer to pass it to `initialize_carry`.
-        kernel_metadata: metadata of the kernel for the inputs.
-        recurrent_kernel_metadata: metadata of the kernel for the state.
-        bias_metadata: metadata of the bias.
+        hidden_features: Number of features of the state.
+        activation_fn: Activation of the candidate.
+        kernel_init: Initializer of the kernel for the inputs.
+        recurrent_kernel_init: Initializer of the kernel for the state.
+        bias_init: Initializer of the bias.
+        param_dtype: The dtype that parameters and state are stored in.
+        carry_init: Initializer of the state; prefer to pass it to `initialize_carry`.
+        kernel_metadata: Metadata of the kernel for the inputs.
+        recurrent_kernel_metadata: Metadata of the kernel for the state.
+        bias_metadata: Metadata of the bias.
         The others are those of `nnx.LSTMCell`.
 
     Example:
@@ -309,13 +313,13 @@ class SimpleCell(_VectorCell):
     """The simplest recurrent cell: an activation of a linear map of inputs and state.
 
     Args:
-        in_features: number of input features.
-        dtype: the dtype to compute in.
-        residual: add the state before the activation.
-        activation_fn: the activation.
-        promote_dtype: how inputs and parameters are cast to `dtype`.
-        keep_rngs: keep a stream for `initialize_carry`; prefer to pass one there.
-        rngs: random streams for the initial parameters.
+        in_features: Number of input features.
+        dtype: The dtype to compute in.
+        residual: Add the state before the activation.
+        activation_fn: The activation.
+        promote_dtype: How inputs and parameters are cast to `dtype`.
+        keep_rngs: Keep a stream for `initialize_carry`; prefer to pass one there.
+        rngs: Random streams for the initial parameters.
         The others are those of `nnx.GRUCell`.
 
     Example:
@@ -355,30 +359,12 @@ class SimpleCell(_VectorCell):
         self.activation_fn = activation_fn
         self.promote_dtype = promote_dtype
         self._keep(rngs, keep_rngs, carry_init)
+        of_memory = {"kernel_init": recurrent_kernel_init, "kernel_metadata": recurrent_kernel_metadata}
+        of_bias = {"bias_init": bias_init, "bias_metadata": bias_metadata}
+        of_inputs = {"kernel_init": kernel_init, "kernel_metadata": kernel_metadata, **of_bias}
         # The state's map is drawn first, as in Flax, so that initial values are the same.
-        self.dense_h = Linear(
-            hidden_features,
-            hidden_features,
-            use_bias=False,
-            kernel_init=recurrent_kernel_init,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            promote_dtype=promote_dtype,
-            rngs=rngs,
-            kernel_metadata=recurrent_kernel_metadata,
-        )
-        self.dense_i = Linear(
-            in_features,
-            hidden_features,
-            kernel_init=kernel_init,
-            bias_init=bias_init,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            promote_dtype=promote_dtype,
-            rngs=rngs,
-            kernel_metadata=kernel_metadata,
-            bias_metadata=bias_metadata,
-        )
+        self.dense_h = self._map(hidden_features, hidden_features, use_bias=False, rngs=rngs, **of_memory)
+        self.dense_i = self._map(in_features, hidden_features, rngs=rngs, **of_inputs)
 
     @names_its_place
     def __call__(self, carry: jax.Array, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -24,10 +24,10 @@ class RoPE(Module):
     """Rotates vectors by their positions.
 
     Args:
-        theta: the base of the frequencies; the larger, the slower the slowest pair rotates.
-        embedding_size: how many features a vector has, an even number. With `max_seq_len`, the tables of cosines and
+        theta: The base of the frequencies; the larger, the slower the slowest pair rotates.
+        embedding_size: How many features a vector has, an even number. With `max_seq_len`, the tables of cosines and
             sines are made once and kept in Variables.
-        max_seq_len: how many positions those tables have.
+        max_seq_len: How many positions those tables have.
 
     Example:
         >>> import functools
@@ -99,9 +99,9 @@ def dot_product_attention_with_rope(
         query: `(batch..., queries, heads, depth)`.
         key: `(batch..., keys, heads, depth)`.
         value: `(batch..., keys, heads, depth)`.
-        rope: rotates queries and keys.
-        input_positions: the positions of queries and keys; None counts both from zero.
-        **kwargs: what `nnx.dot_product_attention` takes.
+        rope: Rotates queries and keys.
+        input_positions: The positions of queries and keys; None counts both from zero.
+        **kwargs: What `nnx.dot_product_attention` takes.
 
     Returns:
         `(batch..., queries, heads, depth)`.

@@ -28,16 +28,16 @@ class RNN(Module):
     """Runs a cell over sequences.
 
     Args:
-        cell: the cell.
-        time_major: whether time is the first axis of inputs and outputs, instead of the axis after the batch axes.
-        return_carry: whether to return the last memory too.
-        reverse: whether to run from the last step to the first.
-        keep_order: if reversed, whether outputs come in the order of the inputs.
-        unroll: how many steps to compile into one iteration of the loop.
-        state_axes: what happens to the cell's Variables, by filter: `nnx.Carry` (the default) carries changes from step
+        cell: The cell.
+        time_major: Whether time is the first axis of inputs and outputs, instead of the axis after the batch axes.
+        return_carry: Whether to return the last memory too.
+        reverse: Whether to run from the last step to the first.
+        keep_order: If reversed, whether outputs come in the order of the inputs.
+        unroll: How many steps to compile into one iteration of the loop.
+        state_axes: What happens to the cell's Variables, by filter: `nnx.Carry` (the default) carries changes from step
             to step, None starts every step from the same value, a number gives every step a slice along that axis.
-        broadcast_rngs: random streams that give every step the same keys, by filter.
-        rngs: random streams for the first memory; True makes one.
+        broadcast_rngs: Random streams that give every step the same keys, by filter.
+        rngs: Random streams for the first memory; True makes one.
 
     Example:
         >>> from sonde import nnx
@@ -87,13 +87,13 @@ class RNN(Module):
 
         Args:
             inputs: `(batch..., time, features...)`, or `(time, batch..., features...)` if time-major.
-            initial_carry: the initial memory; None lets the cell make it.
+            initial_carry: The initial memory; None lets the cell make it.
             seq_lengths: `(batch...)`: how long every sequence is.
-            return_carry: overrides the layer's own setting, as do the next three.
-            time_major: whether time is the first axis.
-            reverse: whether to run backward.
-            keep_order: if reversed, whether outputs come in the order of the inputs.
-            rngs: random streams for the first memory.
+            return_carry: Overrides the layer's own setting, as do the next three.
+            time_major: Whether time is the first axis.
+            reverse: Whether to run backward.
+            keep_order: If reversed, whether outputs come in the order of the inputs.
+            rngs: Random streams for the first memory.
 
         Returns:
             The outputs of all steps, or the memory after the last step of every sequence and the outputs.
@@ -148,12 +148,12 @@ class Bidirectional(Module):
     """Runs one recurrent layer forward and one backward, and merges their outputs.
 
     Args:
-        forward_rnn: runs from the first step to the last.
-        backward_rnn: runs from the last step to the first.
-        merge_fn: merges the two outputs; concatenates them by default.
-        time_major: whether time is the first axis.
-        return_carry: whether to return both last memories too.
-        rngs: random streams for the first memories; True makes one.
+        forward_rnn: Runs from the first step to the last.
+        backward_rnn: Runs from the last step to the first.
+        merge_fn: Merges the two outputs; concatenates them by default.
+        time_major: Whether time is the first axis.
+        return_carry: Whether to return both last memories too.
+        rngs: Random streams for the first memories; True makes one.
 
     Example:
         >>> from sonde import nnx
@@ -198,13 +198,13 @@ class Bidirectional(Module):
 
         Args:
             inputs: `(batch..., time, features...)`, or `(time, batch..., features...)` if time-major.
-            initial_carry: both initial memories; None lets the cells make them.
-            rngs: random streams for the first memories.
+            initial_carry: Both initial memories; None lets the cells make them.
+            rngs: Random streams for the first memories.
             seq_lengths: `(batch...)`: how long every sequence is.
-            return_carry: overrides the layer's own setting.
-            time_major: overrides the layer's own setting.
-            reverse: without effect: both directions are run.
-            keep_order: without effect: outputs come in the order of the inputs.
+            return_carry: Overrides the layer's own setting.
+            time_major: Overrides the layer's own setting.
+            reverse: Without effect: both directions are run.
+            keep_order: Without effect: outputs come in the order of the inputs.
 
         Returns:
             The merged outputs, or both last memories and the merged outputs.

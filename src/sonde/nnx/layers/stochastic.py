@@ -19,11 +19,11 @@ class Dropout(Module):
     """Sets a random part of its inputs to zero while training.
 
     Args:
-        rate: the probability of being dropped.
-        broadcast_dims: axes along which inputs are dropped all together or not at all.
-        deterministic: drop nothing; `train()`, `eval()` and the call can override it.
-        rng_collection: the random stream to draw from.
-        rngs: random streams, from which the layer forks its own; or None, to pass them to the call.
+        rate: The probability of being dropped.
+        broadcast_dims: Axes along which inputs are dropped all together or not at all.
+        deterministic: Drop nothing; `train()`, `eval()` and the call can override it.
+        rng_collection: The random stream to draw from.
+        rngs: Random streams, from which the layer forks its own; or None, to pass them to the call.
 
     Example:
         >>> from sonde import nnx
@@ -62,9 +62,9 @@ class Dropout(Module):
         """Applies dropout to any array.
 
         Args:
-            inputs: the array.
-            deterministic: overrides the layer's own setting.
-            rngs: random streams, one stream or a key, in place of the layer's own stream.
+            inputs: The array.
+            deterministic: Overrides the layer's own setting.
+            rngs: Random streams, one stream or a key, in place of the layer's own stream.
         """
         if chosen(self, "deterministic", deterministic, self.deterministic) or self.rate == 0.0:
             return inputs

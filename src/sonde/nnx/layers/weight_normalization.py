@@ -21,6 +21,7 @@ from sonde.nnx.modules.attribute_status import data
 from sonde.nnx.modules.module import Module
 from sonde.nnx.rng.rngs import Rngs
 from sonde.nnx.states.filters import Filter, PathContains, to_predicate
+from sonde.nnx.states.traversals import show_path
 from sonde.nnx.structure.iteration import iter_graph
 from sonde.nnx.variable.kinds import BatchStat, Param
 from sonde.nnx.variable.variable import Variable
@@ -35,14 +36,14 @@ class SpectralNorm(Module):
     """Divides the kernels of a layer by their largest singular value, found by power iteration.
 
     Args:
-        layer_instance: the layer to wrap.
-        n_steps: how many iterations per call.
-        epsilon: added to squared lengths.
-        dtype: the dtype of the divided kernels; None keeps theirs.
-        param_dtype: the dtype that the iteration's state is stored in.
-        error_on_non_matrix: refuse kernels with more than two axes instead of flattening them.
-        update_stats: whether calls update the iteration's state; the call can override it.
-        rngs: random streams for the start of the iteration.
+        layer_instance: The layer to wrap.
+        n_steps: How many iterations per call.
+        epsilon: Added to squared lengths.
+        dtype: The dtype of the divided kernels; None keeps theirs.
+        param_dtype: The dtype that the iteration's state is stored in.
+        error_on_non_matrix: Refuse kernels with more than two axes instead of flattening them.
+        update_stats: Whether calls update the iteration's state; the call can override it.
+        rngs: Random streams for the start of the iteration.
 
     Example:
         >>> from sonde import nnx
@@ -94,7 +95,7 @@ class SpectralNorm(Module):
                 continue
             if kernel.ndim > 2 and self.error_on_non_matrix:
                 raise LayerInputError(
-                    f"with error_on_non_matrix=True every kernel must have two axes, but {'/'.join(map(str, path))} of "
+                    f"with error_on_non_matrix=True every kernel must have two axes, but {show_path(path)} of "
                     f"the wrapped {type(self.layer_instance).__name__} is {describe(kernel[...])}."
                 )
             u, sigma = self.batch_stats[*path, "u"], self.batch_stats[*path, "sigma"]
@@ -112,16 +113,16 @@ class WeightNorm(Module):
     """Makes the length of every feature of a layer's kernels a parameter: the scale.
 
     Args:
-        layer_instance: the layer to wrap.
-        feature_axes: the axes with one length per index; None means one length for the whole kernel.
-        use_scale: whether there is a scale; otherwise every length is 1.
-        scale_init: initializer of the scales.
-        epsilon: added to squared lengths.
-        dtype: the dtype of the normalized kernels; None derives it from kernel and scale.
-        param_dtype: the dtype that scales are stored in.
-        variable_filter: which parameters to normalize.
-        promote_dtype: accepted, but without effect, as in Flax.
-        rngs: random streams for the initial scales.
+        layer_instance: The layer to wrap.
+        feature_axes: The axes with one length per index; None means one length for the whole kernel.
+        use_scale: Whether there is a scale; otherwise every length is 1.
+        scale_init: Initializer of the scales.
+        epsilon: Added to squared lengths.
+        dtype: The dtype of the normalized kernels; None derives it from kernel and scale.
+        param_dtype: The dtype that scales are stored in.
+        variable_filter: Which parameters to normalize.
+        promote_dtype: Accepted, but without effect, as in Flax.
+        rngs: Random streams for the initial scales.
 
     Example:
         >>> from sonde import nnx

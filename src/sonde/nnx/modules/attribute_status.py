@@ -32,8 +32,8 @@ def data(value: object = _MISSING, /, **kwargs: Any) -> Any:
     """Makes an attribute data: `self.x = nnx.data(x)`, or `x: T = nnx.data()` in a class body.
 
     Args:
-        value: the value to assign.
-        **kwargs: for a dataclass, what `dataclasses.field` takes (`default`, `default_factory`, ...).
+        value: The value to assign.
+        **kwargs: For a dataclass, what `dataclasses.field` takes (`default`, `default_factory`, ...).
 
     Example:
         >>> import jax
@@ -51,8 +51,8 @@ def static(value: object = _MISSING, /, **kwargs: Any) -> Any:
     """Makes an attribute static: `self.x = nnx.static(x)`, or `x: T = nnx.static()` in a class body.
 
     Args:
-        value: the value to assign.
-        **kwargs: for a dataclass, what `dataclasses.field` takes (`default`, `default_factory`, ...).
+        value: The value to assign.
+        **kwargs: For a dataclass, what `dataclasses.field` takes (`default`, `default_factory`, ...).
     """
     return _field(False, value, kwargs)
 

@@ -243,8 +243,8 @@ class Dict(Module, MutableMapping[str, A], Generic[A]):
     """A dict of Modules, Variables, arrays and static things; items are attributes too.
 
     Args:
-        mapping: a mapping, or pairs.
-        **kwargs: more items.
+        mapping: A mapping, or pairs.
+        **kwargs: More items.
 
     Example:
         >>> from sonde import nnx
@@ -301,7 +301,7 @@ class Sequential(Module):
     before 0.11.1, as in Flax 0.12.8, the first one gets them. Iterating yields the functions and Modules.
 
     Args:
-        *fns: the functions and Modules.
+        *fns: The functions and Modules.
 
     Example:
         >>> from sonde import nnx

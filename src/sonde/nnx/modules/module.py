@@ -87,12 +87,12 @@ class Module(Pytree, metaclass=ModuleMeta):
         Outside a capture the value is stored in the Module, as a Variable in the attribute `name`; this is deprecated.
 
         Args:
-            variable_type: the type of Variable to record it as, or a name of one.
-            name: the name.
-            value: what to record; any pytree.
-            reduce_fn: combines what was recorded before with the value; appends to a tuple by default.
-            init_fn: makes the initial value for `reduce_fn`.
-            capture_noop: whether to do nothing outside a capture; None: as the flag `nnx_sow_capture_noop` says.
+            variable_type: The type of Variable to record it as, or a name of one.
+            name: The name.
+            value: What to record; any pytree.
+            reduce_fn: Combines what was recorded before with the value; appends to a tuple by default.
+            init_fn: Makes the initial value for `reduce_fn`.
+            capture_noop: Whether to do nothing outside a capture; None: as the flag `nnx_sow_capture_noop` says.
 
         Returns:
             Whether the value was recorded.
@@ -131,10 +131,10 @@ class Module(Pytree, metaclass=ModuleMeta):
         `name`; this is deprecated.
 
         Args:
-            name: the name.
-            value: the value; any pytree of arrays.
-            variable_type: the type of Variable to record it as, or a name of one.
-            capture_noop: whether to do nothing outside a capture; None: as the flag `nnx_sow_capture_noop` says.
+            name: The name.
+            value: The value; any pytree of arrays.
+            variable_type: The type of Variable to record it as, or a name of one.
+            capture_noop: Whether to do nothing outside a capture; None: as the flag `nnx_sow_capture_noop` says.
 
         Raises:
             ValueError: the attribute exists and is not a Variable of that type.
@@ -186,10 +186,10 @@ class Module(Pytree, metaclass=ModuleMeta):
         """Sets attributes of this Module and all Modules in it that have them.
 
         Args:
-            *filters: which Modules; all by default.
-            raise_if_not_found: whether an attribute that no chosen Module has is an error.
+            *filters: Which Modules; all by default.
+            raise_if_not_found: Whether an attribute that no chosen Module has is an error.
             graph: True allows shared references, False demands a tree. None: the current mode.
-            **attributes: the attributes.
+            **attributes: The attributes.
 
         Raises:
             ValueError: no chosen Module has an attribute of that name. Nothing is set then.
@@ -202,7 +202,7 @@ class Module(Pytree, metaclass=ModuleMeta):
         """Sets `deterministic` and `use_running_average` of all Modules in this one to False.
 
         Args:
-            **attributes: more attributes for `set_attributes`.
+            **attributes: More attributes for `set_attributes`.
         """
         self.set_attributes(deterministic=False, use_running_average=False, **attributes, raise_if_not_found=False)
 
@@ -210,7 +210,7 @@ class Module(Pytree, metaclass=ModuleMeta):
         """Sets `deterministic` and `use_running_average` of all Modules in this one to True.
 
         Args:
-            **attributes: more attributes for `set_attributes`.
+            **attributes: More attributes for `set_attributes`.
         """
         self.set_attributes(deterministic=True, use_running_average=True, **attributes, raise_if_not_found=False)
 
@@ -309,7 +309,7 @@ def iter_modules(module: object, /, *, graph: bool | None = None) -> Iterator[tu
     """Pairs of path and Module for every Module in a model, children first, the model itself last.
 
     Args:
-        module: a Module, any other node, or a pytree of them.
+        module: A Module, any other node, or a pytree of them.
         graph: True allows shared references (each is visited once), False demands a tree. None: the current mode.
 
     Example:

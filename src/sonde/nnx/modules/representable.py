@@ -21,14 +21,14 @@ class Object:
     """How an object is shown.
 
     Attributes:
-        type: its class, or its name.
-        start: what opens the list of entries.
-        end: what closes it.
-        kv_sep: separates the name of an entry from its value.
-        indent: how far entries are indented.
-        empty_repr: shown between `start` and `end` if there are no entries.
-        comment: shown after `start`.
-        same_line: whether all entries are on one line.
+        type: Its class, or its name.
+        start: What opens the list of entries.
+        end: What closes it.
+        kv_sep: Separates the name of an entry from its value.
+        indent: How far entries are indented.
+        empty_repr: Shown between `start` and `end` if there are no entries.
+        comment: Shown after `start`.
+        same_line: Whether all entries are on one line.
     """
 
     type: str | type
@@ -46,12 +46,12 @@ class Attr:
     """An entry.
 
     Attributes:
-        key: its name.
-        value: its value.
-        start: shown before it.
-        end: shown after it.
-        use_raw_value: whether a value that is a string is shown as it is, without quotes.
-        use_raw_key: accepted, without effect: names are never quoted.
+        key: Its name.
+        value: Its value.
+        start: Shown before it.
+        end: Shown after it.
+        use_raw_value: Whether a value that is a string is shown as it is, without quotes.
+        use_raw_key: Accepted, without effect: names are never quoted.
     """
 
     key: str

@@ -41,13 +41,13 @@ class CallInfo:
     """One row of the table: a call of a Module.
 
     Attributes:
-        path: the place of the Module.
-        type: its class.
-        inputs: what it was called with, arrays as `jax.ShapeDtypeStruct`; a pair of args and kwargs.
-        outputs: what it returned, in the same form.
-        method: the name of the method.
-        flops: estimated operations of the call, if requested.
-        vjp_flops: estimated operations of the call and its gradient, if requested.
+        path: The place of the Module.
+        type: Its class.
+        inputs: What it was called with, arrays as `jax.ShapeDtypeStruct`; a pair of args and kwargs.
+        outputs: What it returned, in the same form.
+        method: The name of the method.
+        flops: Estimated operations of the call, if requested.
+        vjp_flops: Estimated operations of the call and its gradient, if requested.
     """
 
     path: tuple[Any, ...]
@@ -112,17 +112,17 @@ def tabulate(
     """A table of the Modules of a model that are called when it runs.
 
     Args:
-        obj: the model.
-        *input_args: what to call it with; arrays or `jax.ShapeDtypeStruct`.
-        depth: how deep to show Modules; the model itself is at depth 0.
-        method: the method to call.
-        row_filter: a function of a row that says whether to show it.
-        table_kwargs: for `rich.table.Table`.
-        column_kwargs: for `rich.table.Table.add_column`.
-        console_kwargs: for `rich.console.Console`.
-        compute_flops: add a column with the estimated operations of each call; this compiles each of them.
-        compute_vjp_flops: the same for the gradient.
-        **input_kwargs: what to call it with, by keyword.
+        obj: The model.
+        *input_args: What to call it with; arrays or `jax.ShapeDtypeStruct`.
+        depth: How deep to show Modules; the model itself is at depth 0.
+        method: The method to call.
+        row_filter: A function of a row that says whether to show it.
+        table_kwargs: For `rich.table.Table`.
+        column_kwargs: For `rich.table.Table.add_column`.
+        console_kwargs: For `rich.console.Console`.
+        compute_flops: Add a column with the estimated operations of each call; this compiles each of them.
+        compute_vjp_flops: The same for the gradient.
+        **input_kwargs: What to call it with, by keyword.
 
     Returns:
         The table as text.

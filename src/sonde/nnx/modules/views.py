@@ -25,11 +25,11 @@ def view(
     """A copy of a model, with `set_view` called on every Module that has it.
 
     Args:
-        node: a Module, any other node, or a pytree of them.
-        only: which Modules.
-        raise_if_not_found: whether a keyword that no Module takes is an error.
+        node: A Module, any other node, or a pytree of them.
+        only: Which Modules.
+        raise_if_not_found: Whether a keyword that no Module takes is an error.
         graph: True allows shared references, False demands a tree. None: the current mode.
-        **kwargs: what to give to `set_view`; each Module gets the keywords it takes.
+        **kwargs: What to give to `set_view`; each Module gets the keywords it takes.
 
     Raises:
         ValueError: no Module takes one of the keywords.
@@ -78,11 +78,11 @@ def with_attributes(
     """A copy of a model with other attributes, in all Modules that have them.
 
     Args:
-        node: a Module, any other node, or a pytree of them.
-        only: which Modules.
-        raise_if_not_found: whether an attribute that no chosen Module has is an error.
+        node: A Module, any other node, or a pytree of them.
+        only: Which Modules.
+        raise_if_not_found: Whether an attribute that no chosen Module has is an error.
         graph: True allows shared references, False demands a tree. None: the current mode.
-        **attributes: the attributes.
+        **attributes: The attributes.
 
     Raises:
         ValueError: no chosen Module has an attribute of that name.
@@ -104,8 +104,8 @@ def view_info(node: object, /, *, only: Filter = ..., graph: bool | None = None)
     """What `view` can set, by class: the parameters of `set_view` and what its docstring says about them.
 
     Args:
-        node: a Module, any other node, or a pytree of them.
-        only: which Modules.
+        node: A Module, any other node, or a pytree of them.
+        only: Which Modules.
         graph: True allows shared references, False demands a tree. None: the current mode.
     """
     matches = to_predicate(only)

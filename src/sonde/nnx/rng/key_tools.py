@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from sonde.nnx.rng.rngs import RngStream, Shape, ShapeByFilter, as_key, shape_by_stream
 from sonde.nnx.states.filters import Any, Filter, to_predicate
+from sonde.nnx.states.traversals import show_path
 from sonde.nnx.structure import iteration
 from sonde.nnx.structure.mapping import recursive_map
 from sonde.nnx.structure.mode import resolve, resolve_updates
@@ -75,11 +76,11 @@ def split_rngs(
     """Makes the streams of a model hold arrays of keys, for functions that are mapped over them.
 
     Args:
-        node: the model. Without it, returns a decorator that does this to all arguments of a function, and restores
+        node: The model. Without it, returns a decorator that does this to all arguments of a function, and restores
             them afterwards.
-        splits: the shape of the arrays.
-        only: which streams, by name or another filter.
-        squeeze: with `splits=1`, drop the axis of length one.
+        splits: The shape of the arrays.
+        only: Which streams, by name or another filter.
+        squeeze: With `splits=1`, drop the axis of length one.
         graph: False demands a tree, and returns a copy.
         graph_updates: False returns a copy.
 
@@ -117,9 +118,9 @@ def fork_rngs(
     """Makes each stream of a model start again from a new key.
 
     Args:
-        node: the model. Without it, returns a decorator that does this to all arguments of a function, and restores
+        node: The model. Without it, returns a decorator that does this to all arguments of a function, and restores
             them afterwards.
-        split: a shape for all streams; or shapes by filter, where None means one key. With filters, streams that no
+        split: A shape for all streams; or shapes by filter, where None means one key. With filters, streams that no
             filter matches are left alone.
         graph: False demands a tree, and returns a copy.
         graph_updates: False returns a copy.
@@ -210,13 +211,13 @@ def with_rngs(
     """A copy of a model with other streams.
 
     Args:
-        node: the model. Without it, returns a decorator that does this to all arguments of a function.
-        split: a shape, or shapes by filter: these streams hold arrays of keys.
-        fork: which of the other streams start again, each from a new key.
-        broadcast: a shape, or shapes by filter: these streams hold one key many times.
-        only: which streams to change; the others are left alone.
+        node: The model. Without it, returns a decorator that does this to all arguments of a function.
+        split: A shape, or shapes by filter: these streams hold arrays of keys.
+        fork: Which of the other streams start again, each from a new key.
+        broadcast: A shape, or shapes by filter: these streams hold one key many times.
+        only: Which streams to change; the others are left alone.
         graph: True allows shared references, False demands a tree. None: the current mode.
-        graph_updates: accepted as False or None.
+        graph_updates: Accepted as False or None.
 
     Raises:
         ValueError: two of `split`, `broadcast` and `fork` name the same stream; `...` names none.
@@ -233,8 +234,7 @@ def with_rngs(
         rules = [rule for rule, names in naming.items() if names(path, stream)]
         if len(rules) > 1:
             raise ValueError(
-                f"with_rngs: {' and '.join(rules)} both name the stream at {'/'.join(map(str, path)) or '(the root)'}. "
-                "Name it in one of them."
+                f"with_rngs: {' and '.join(rules)} both name the stream at {show_path(path)}. Name it in one of them."
             )
         if (shape := split_shape(path, stream)) is not None:
             return stream.split(shape)
@@ -268,11 +268,11 @@ def reseed(
     """Gives streams of a model new keys and sets their counters to zero, in place.
 
     Args:
-        node: the model.
+        node: The model.
         graph: True allows shared references, False demands a tree. None: the current mode.
-        policy: what to do with streams that hold arrays of keys: "scalars_only" raises an error, "match_shape" splits
+        policy: What to do with streams that hold arrays of keys: "scalars_only" raises an error, "match_shape" splits
             the new key, a function of (path, key, shape) makes the new keys.
-        **stream_keys: seeds by the name of the stream. Streams with the same name get different keys.
+        **stream_keys: Seeds by the name of the stream. Streams with the same name get different keys.
 
     Raises:
         ValueError: a stream holds an array of keys and the policy is "scalars_only". Nothing is changed then.
@@ -295,7 +295,7 @@ def reseed(
             raise ValueError(f"Unknown policy {policy!r}: it is 'scalars_only', 'match_shape' or a function.")
         elif shape:
             raise ValueError(
-                f"Cannot reseed the stream at {'/'.join(map(str, path)) or '(the root)'}: it holds an array of keys of "
+                f"Cannot reseed the stream at {show_path(path)}: it holds an array of keys of "
                 f"shape {shape}. Pass policy='match_shape' to split the new key, or a function that makes the keys."
             )
         changes.append((stream, key, shape))

@@ -121,8 +121,8 @@ class RngStream(_KeySource):
     """A stream of keys.
 
     Args:
-        key: a seed or a key.
-        tag: the name of the stream.
+        key: A seed or a key.
+        tag: The name of the stream.
 
     Example:
         >>> from sonde import nnx
@@ -174,8 +174,8 @@ class Rngs(_KeySource):
     """Streams of keys by name.
 
     Args:
-        default: the seed of the stream `default`, or a mapping from names to seeds.
-        **rngs: seeds by name. A seed is an int, a key or a stream.
+        default: The seed of the stream `default`, or a mapping from names to seeds.
+        **rngs: Seeds by name. A seed is an int, a key or a stream.
 
     Example:
         >>> from sonde import nnx
@@ -243,7 +243,7 @@ class Rngs(_KeySource):
         """New streams that hold arrays of keys.
 
         Args:
-            k: the shape, for all streams or by filters such as names; streams that no filter matches are kept as
+            k: The shape, for all streams or by filters such as names; streams that no filter matches are kept as
                 copies.
         """
         return self._replaced(k, "split", otherwise=_kept)

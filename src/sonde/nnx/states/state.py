@@ -20,6 +20,7 @@ import jax
 from sonde.nnx.rendering import Rendered, Writer
 from sonde.nnx.states import traversals
 from sonde.nnx.states.filters import Filter, PathParts, filters_to_predicates
+from sonde.nnx.states.traversals import show_path
 from sonde.nnx.structure import epoch
 from sonde.nnx.variable.variable import Variable
 
@@ -33,8 +34,8 @@ class FlatState(Rendered, Sequence[tuple[PathParts, V]], Generic[V]):
     """The leaves of a State with their paths, as a sequence of pairs.
 
     Args:
-        items: pairs of path and leaf.
-        sort: whether to sort them by path.
+        items: Pairs of path and leaf.
+        sort: Whether to sort them by path.
     """
 
     __slots__ = ("_leaves", "_paths")
@@ -127,7 +128,7 @@ class State(Rendered, MutableMapping[K, V]):
     """A nested mapping from names and indices to Variables and arrays.
 
     Args:
-        mapping: a mapping, or pairs of key and value.
+        mapping: A mapping, or pairs of key and value.
 
     Example:
         >>> from sonde import nnx
@@ -326,7 +327,7 @@ def split_flat(flat: Iterable[tuple[PathParts, Any]], filters: Sequence[Filter])
     """
     *groups, unmatched = group_flat(flat, filters_to_predicates(filters))
     if len(unmatched):
-        first_leaves = ", ".join(f"{'/'.join(map(str, path))} ({type(leaf).__name__})" for path, leaf in unmatched[:10])
+        first_leaves = ", ".join(f"{show_path(path)} ({type(leaf).__name__})" for path, leaf in unmatched[:10])
         raise ValueError(
             f"{len(unmatched)} leaves are matched by no filter: {first_leaves}"
             f"{', ...' if len(unmatched) > 10 else ''}. Add a filter for them, or `...` at the end to take "
@@ -404,7 +405,7 @@ def _merge_into(target: dict[Any, Any], source: dict[Any, Any], path: PathParts)
         existing = target.get(key)
         if key in target and (type(existing) is dict) != (type(value) is dict):
             raise ValueError(
-                f"Cannot merge states: {'/'.join(map(str, (*path, key)))} is a leaf in one and has entries in another."
+                f"Cannot merge states: {show_path((*path, key))} is a leaf in one and has entries in another."
             )
         if type(value) is dict and key in target:
             _merge_into(target[key], value, (*path, key))
@@ -435,8 +436,8 @@ def to_pure_dict(state: Mapping[Any, Any], extract_fn: Callable[[Any], Any] | No
     """Nested dicts with the values of a state.
 
     Args:
-        state: the state.
-        extract_fn: what to store for a leaf; the value of a Variable by default.
+        state: The state.
+        extract_fn: What to store for a leaf; the value of a Variable by default.
 
     Example:
         >>> from sonde import nnx
@@ -467,9 +468,9 @@ def replace_by_pure_dict(
     """Puts the values of nested dicts into a state, in place; other leaves stay.
 
     Args:
-        state: the state to change.
-        pure_dict: nested dicts, as `to_pure_dict` makes them.
-        replace_fn: makes the new leaf from the old one and the value.
+        state: The state to change.
+        pure_dict: Nested dicts, as `to_pure_dict` makes them.
+        replace_fn: Makes the new leaf from the old one and the value.
 
     Raises:
         ValueError: the dicts have a path that the state does not. Nothing is changed then.
@@ -480,8 +481,8 @@ def replace_by_pure_dict(
     for path, value in traversals.flatten_mapping(pure_dict).items():
         if tuple(map(str, path)) not in leaves_by_text:
             raise ValueError(
-                f"the state has no leaf at {'/'.join(map(str, path))}, which pure_dict has. It has "
-                f"{len(leaves_by_text)} leaves, such as {', '.join('/'.join(p) for p in list(leaves_by_text)[:5])}."
+                f"the state has no leaf at {show_path(path)}, which pure_dict has. It has "
+                f"{len(leaves_by_text)} leaves, such as {', '.join(map(show_path, list(leaves_by_text)[:5]))}."
             )
         replacements.append((*leaves_by_text[tuple(map(str, path))], value))
     for path, leaf, value in replacements:

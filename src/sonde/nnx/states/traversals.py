@@ -37,6 +37,11 @@ def sort_by_path(items: Iterable[tuple[tuple[Any, ...], Any]]) -> list[tuple[tup
     return sorted(items, key=lambda item: path_order(item[0]))
 
 
+def show_path(path: Sequence[Any]) -> str:
+    """A path as messages show it."""
+    return "/".join(map(str, path)) or "(the root)"
+
+
 def flatten_to_sequence(xs: Mapping[Any, Any], /, *, is_leaf: IsLeaf | None = None) -> list[tuple[Any, Any]]:
     """Pairs of path and leaf of a nested mapping, in the mapping's order."""
     return list(leaves_with_paths(xs, is_leaf))
@@ -48,10 +53,10 @@ def flatten_mapping(
     """Flattens a nested mapping into one from paths to leaves.
 
     Args:
-        xs: the nested mapping.
-        keep_empty_nodes: keep empty inner mappings, as `empty_node`.
-        is_leaf: a function of (path, value) that says whether a mapping is a leaf.
-        sep: join the keys of a path with this instead of making tuples.
+        xs: The nested mapping.
+        keep_empty_nodes: Keep empty inner mappings, as `empty_node`.
+        is_leaf: A function of (path, value) that says whether a mapping is a leaf.
+        sep: Join the keys of a path with this instead of making tuples.
     """
     if not isinstance(xs, Mapping):
         raise TypeError(f"Expected a mapping, got {type(xs).__name__}.")

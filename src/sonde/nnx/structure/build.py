@@ -13,6 +13,7 @@ from sonde._jax import trace_level
 from sonde.nnx.modules.pytree import _set_dict, _set_layout, _set_level, _set_stamp
 from sonde.nnx.states import traversals
 from sonde.nnx.states.state import FlatState, State
+from sonde.nnx.states.traversals import show_path
 from sonde.nnx.structure.definitions import REFERENCE, Definition, Path, children_of, count_leaves, unflatten_once
 from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, OTHER, VARIABLE
 from sonde.nnx.variable.variable import Variable
@@ -38,17 +39,17 @@ def build(
     """Builds the object that a definition describes.
 
     Args:
-        definition: what `walk` made.
-        leaves: in the order of the walk. A leaf that is a Variable becomes part of the object as it is; a bare value
+        definition: What `walk` made.
+        leaves: In the order of the walk. A leaf that is a Variable becomes part of the object as it is; a bare value
             in place of a Variable is wrapped in a new one.
-        state: instead of `leaves`, a State or nested mapping with the leaves.
-        known: objects by index, for several definitions that share a numbering; new objects are added to it.
-        finish: called with the path and value of everything that is built, children before parents; its result
+        state: Instead of `leaves`, a State or nested mapping with the leaves.
+        known: Objects by index, for several definitions that share a numbering; new objects are added to it.
+        finish: Called with the path and value of everything that is built, children before parents; its result
             replaces the value. Only with `leaves`.
-        recreate: whether a bare value in place of a Variable is wrapped in a new one.
-        prototypes: dicts of attributes by the identity of a node's definition, kept between calls along with the
+        recreate: Whether a bare value in place of a Variable is wrapped in a new one.
+        prototypes: Dicts of attributes by the identity of a node's definition, kept between calls along with the
             definition; copying a dict is cheaper than filling one.
-        remember: whether to add new objects to `known`; needed if the definition has references.
+        remember: Whether to add new objects to `known`; needed if the definition has references.
 
     Raises:
         ValueError: the state lacks leaves, or has leaves that the definition does not.
@@ -191,10 +192,10 @@ def restore(d: Definition, leaves: Iterator[Any], known: dict[Any, Any], outer: 
     """Restores what a definition describes, reusing the objects in `outer` with the same numbers.
 
     Args:
-        d: the definition.
-        leaves: its leaves.
-        known: objects that are done, by number; new ones are added to it.
-        outer: the objects to change, by number.
+        d: The definition.
+        leaves: Its leaves.
+        known: Objects that are done, by number; new ones are added to it.
+        outer: The objects to change, by number.
     """
     if d[0] == REFERENCE:
         return known[d[1]] if d[1] in known else outer[d[1]]
@@ -298,5 +299,5 @@ def _surplus(d: Definition, mapping: Mapping[Any, Any], path: Path, surplus: lis
 
 
 def _names(paths: list[Path]) -> str:
-    shown = ", ".join("/".join(map(str, path)) or "(the root)" for path in paths[:8])
+    shown = ", ".join(map(show_path, paths[:8]))
     return shown + (f" and {len(paths) - 8} more" if len(paths) > 8 else "")

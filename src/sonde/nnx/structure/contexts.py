@@ -29,9 +29,9 @@ class UpdateContext:
     """The splits and merges that belong together under one name.
 
     Attributes:
-        tag: the name.
-        outer: the objects of the outer split, by number; None before it.
-        inner: the numbers of their copies; None before the inner merge.
+        tag: The name.
+        outer: The objects of the outer split, by number; None before it.
+        inner: The numbers of their copies; None before the inner merge.
     """
 
     def __init__(self, tag: Hashable):
@@ -53,7 +53,7 @@ class update_context(contextlib.ContextDecorator):
     """Opens an update context; see `sonde.nnx.structure.contexts`. Also a decorator.
 
     Args:
-        tag: its name.
+        tag: Its name.
 
     Example:
         >>> from sonde import nnx
@@ -147,7 +147,7 @@ def split_context(ctxtag: Hashable = None) -> Iterator[SplitContext]:
     """A context in which several objects are split as one graph.
 
     Args:
-        ctxtag: the name of an open update context, or None.
+        ctxtag: The name of an open update context, or None.
 
     Example:
         >>> from sonde import nnx
@@ -168,8 +168,8 @@ def merge_context(ctxtag: Hashable = None, inner: bool | None = None) -> Iterato
     """A context in which several objects are merged as one graph.
 
     Args:
-        ctxtag: the name of an open update context, or None.
-        inner: in an update context, True for the copies inside the transform, False for the objects outside.
+        ctxtag: The name of an open update context, or None.
+        inner: In an update context, True for the copies inside the transform, False for the objects outside.
 
     Raises:
         ValueError: only one of the two is given.

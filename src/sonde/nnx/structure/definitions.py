@@ -125,9 +125,9 @@ def numbered_as(definition: Definition, seen: Mapping[int, int], numbers: Mappin
     """A definition with other numbers.
 
     Args:
-        definition: what a walk found.
-        seen: the numbers in it, by the identity of objects.
-        numbers: the numbers to use instead, for objects that have one; other objects get larger numbers.
+        definition: What a walk found.
+        seen: The numbers in it, by the identity of objects.
+        numbers: The numbers to use instead, for objects that have one; other objects get larger numbers.
     """
     above = max(numbers.values(), default=-1) + 1
     table = {index: numbers.get(key, above + index) for key, index in seen.items()}
@@ -144,8 +144,3 @@ def _renumbered(d: Definition, table: Mapping[int, int]) -> Any:
     if d[0] == CONTAINER:
         return (*d[:4], tuple(_renumbered(child, table) for child in d[4]), *d[5:])
     return d
-
-
-def show_path(path: Path) -> str:
-    """A path as messages show it."""
-    return "/".join(map(str, path)) or "(the root)"

@@ -42,7 +42,7 @@ class RefMap(MutableMapping[Any, Any]):
     """A mapping whose keys are compared by identity.
 
     Args:
-        items: pairs of key and value, or a mapping.
+        items: Pairs of key and value, or a mapping.
     """
 
     def __init__(self, items: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = (), /):

@@ -19,7 +19,7 @@ def iter_graph(node: object, /, *, graph: bool | None = None) -> Iterator[tuple[
     """Pairs of path and value for everything in a model, the model itself last.
 
     Args:
-        node: a Module, any other node, or a pytree of them.
+        node: A Module, any other node, or a pytree of them.
         graph: True allows shared references (each is visited once) and shows static attributes; False needs a tree and
             shows what JAX sees. None: the current mode.
 
@@ -60,8 +60,8 @@ def find_duplicates(node: object, /, *, only: Filter = ...) -> list[list[PathPar
     """Groups of paths at which the same node or Variable is found.
 
     Args:
-        node: a Module, any other node, or a pytree of them.
-        only: which nodes and Variables to look at.
+        node: A Module, any other node, or a pytree of them.
+        only: Which nodes and Variables to look at.
 
     Example:
         >>> from sonde import nnx

@@ -36,15 +36,15 @@ class Layout:
     """Names of attributes with their status: True for data, False for static.
 
     Attributes:
-        status: from name to status.
-        names: all names, in the order of states.
-        data: the names of data attributes, in the order of states.
-        static: the other names.
-        size: how many names there are.
-        turns: for each of `names`, whether it is data and its position in `data` or `static`.
-        get_data: from a dict of attributes to the tuple of the values of the data attributes.
-        get_static: the same for the static attributes.
-        data_then_static: all names, those of data first.
+        status: From name to status.
+        names: All names, in the order of states.
+        data: The names of data attributes, in the order of states.
+        static: The other names.
+        size: How many names there are.
+        turns: For each of `names`, whether it is data and its position in `data` or `static`.
+        get_data: From a dict of attributes to the tuple of the values of the data attributes.
+        get_static: The same for the static attributes.
+        data_then_static: All names, those of data first.
     """
 
     __slots__ = (

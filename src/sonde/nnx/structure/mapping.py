@@ -9,8 +9,8 @@ import jax
 
 from sonde.nnx.modules.module_sites import mark_copies
 from sonde.nnx.states.filters import Filter, PathParts, to_predicate
+from sonde.nnx.states.traversals import show_path
 from sonde.nnx.structure.build import build
-from sonde.nnx.structure.definitions import show_path
 from sonde.nnx.structure.iteration import find_duplicates
 from sonde.nnx.structure.mode import resolve
 from sonde.nnx.structure.walk import walk
@@ -27,8 +27,8 @@ def map(
     """A copy of a model with `f(path, leaf)` in place of every leaf.
 
     Args:
-        f: gets a path and a Variable or array. A bare value returned for a Variable is wrapped in a new one.
-        node: a Module, any other node, or a pytree of them.
+        f: Gets a path and a Variable or array. A bare value returned for a Variable is wrapped in a new one.
+        node: A Module, any other node, or a pytree of them.
         graph: True allows shared references, False demands a tree. None: the current mode.
         recreate_variables: False leaves bare values bare.
 
@@ -46,8 +46,8 @@ def recursive_map(f: Callable[[PathParts, Any], Any], node: A, /, *, graph: bool
     """A copy of a model with `f` applied to every part, children before parents.
 
     Args:
-        f: gets a path and a leaf, static attribute (in graph mode) or node of the copy; its result replaces that part.
-        node: a Module, any other node, or a pytree of them.
+        f: Gets a path and a leaf, static attribute (in graph mode) or node of the copy; its result replaces that part.
+        node: A Module, any other node, or a pytree of them.
         graph: True allows shared references, False demands a tree. None: the current mode.
     """
     walked = walk(node, graph=resolve(graph), verb="recursive_map")
@@ -70,12 +70,12 @@ def with_vars(
     shared with the model.
 
     Args:
-        node: a Module, any other node, or a pytree of them.
-        hijax: the new entry `hijax`, see `nnx.Variable`; None leaves it unchanged.
-        ref: the new entry `ref`; None leaves it unchanged.
-        mutable: must not be False.
-        only: which Variables.
-        allow_duplicates: whether a Variable may occur twice.
+        node: A Module, any other node, or a pytree of them.
+        hijax: The new entry `hijax`, see `nnx.Variable`; None leaves it unchanged.
+        ref: The new entry `ref`; None leaves it unchanged.
+        mutable: Must not be False.
+        only: Which Variables.
+        allow_duplicates: Whether a Variable may occur twice.
 
     Raises:
         ValueError: a Variable occurs twice, and that was not allowed.
@@ -108,7 +108,7 @@ def clone(node: A, variables: bool = True, *, arrays: bool = False, graph: bool 
     """A copy of a model: new nodes, new Variables, the same arrays.
 
     Args:
-        node: a Module, any other node, or a pytree of them.
+        node: A Module, any other node, or a pytree of them.
         variables: False shares the Variables with the original.
         arrays: True also copies the arrays, so that one of the two may be donated to a jitted function.
         graph: True allows shared references, False demands a tree. None: the current mode.

@@ -30,8 +30,8 @@ class NodeStates:
     """An object as a structure and states.
 
     Attributes:
-        states: the states, one per filter of the split.
-        metadata: anything hashable.
+        states: The states, one per filter of the split.
+        metadata: Anything hashable.
     """
 
     def __init__(self, graphdef: GraphDef[Any] | None, states: tuple[Any, ...], metadata: Hashable = None):
@@ -119,13 +119,13 @@ def to_tree(
     """A pytree with a `NodeStates` in place of every object.
 
     Args:
-        tree: any pytree with Modules, Variables and the like in it.
-        prefix: a tree prefix: each value applies to everything below it and is passed to `split_fn`.
-        split_fn: a function of (context, path, prefix, object) that returns the replacement for the object. The
+        tree: Any pytree with Modules, Variables and the like in it.
+        prefix: A tree prefix: each value applies to everything below it and is passed to `split_fn`.
+        split_fn: A function of (context, path, prefix, object) that returns the replacement for the object. The
             context splits several objects as one graph.
-        map_non_graph_nodes: whether `split_fn` is also called for leaves that are not objects.
-        ctxtag: the name of an open `nnx.update_context`.
-        check_aliasing: whether a Variable that is visited under two different values of the prefix is an error.
+        map_non_graph_nodes: Whether `split_fn` is also called for leaves that are not objects.
+        ctxtag: The name of an open `nnx.update_context`.
+        check_aliasing: Whether a Variable that is visited under two different values of the prefix is an error.
 
     Raises:
         ValueError: a shared Variable has two prefixes, or no update context of that name is open.
@@ -164,14 +164,14 @@ def from_tree(
     """The inverse of `to_tree`: shared references are shared again.
 
     Args:
-        tree: what `to_tree` returned.
-        prefix: a tree prefix: each value applies to everything below it and is passed to `merge_fn`.
-        merge_fn: a function of (context, path, prefix, leaf) that makes the object.
-        is_node_leaf: which leaves `merge_fn` is called for.
-        is_leaf: what counts as a leaf.
-        map_non_graph_nodes: whether `merge_fn` is called for all leaves.
-        is_inner: in an update context, True for copies inside the transform, False for the objects outside.
-        ctxtag: the name of an open `nnx.update_context`.
+        tree: What `to_tree` returned.
+        prefix: A tree prefix: each value applies to everything below it and is passed to `merge_fn`.
+        merge_fn: A function of (context, path, prefix, leaf) that makes the object.
+        is_node_leaf: Which leaves `merge_fn` is called for.
+        is_leaf: What counts as a leaf.
+        map_non_graph_nodes: Whether `merge_fn` is called for all leaves.
+        is_inner: In an update context, True for copies inside the transform, False for the objects outside.
+        ctxtag: The name of an open `nnx.update_context`.
 
     Raises:
         ValueError: `ctxtag` without `is_inner`, or no update context of that name is open.
@@ -232,8 +232,8 @@ def split_inputs(f: Callable[..., Any] | None = None, *, ctxtag: Hashable = "spl
     (arguments, results).
 
     Args:
-        f: the function; without it, a decorator.
-        ctxtag: the name of the update context, the same in `merge_inputs`.
+        f: The function; without it, a decorator.
+        ctxtag: The name of the update context, the same in `merge_inputs`.
 
     Example:
         >>> import jax

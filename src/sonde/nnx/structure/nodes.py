@@ -15,8 +15,8 @@ class NodeDef:
     """A node or container visited for the first time.
 
     Attributes:
-        type: its class.
-        index: the number of the object; None for a container.
+        type: Its class.
+        index: The number of the object; None for a container.
     """
 
     type: type
@@ -28,8 +28,8 @@ class VariableDef:
     """A Variable visited for the first time.
 
     Attributes:
-        type: its class.
-        index: the number of the object.
+        type: Its class.
+        index: The number of the object.
     """
 
     type: type
@@ -41,7 +41,7 @@ class NodeRef:
     """An object that was visited before.
 
     Attributes:
-        index: the number of the object.
+        index: The number of the object.
     """
 
     index: int
@@ -57,8 +57,8 @@ class TreeNodeDef:
     """A whole structure that was taken as a tree (`graph=False`).
 
     Attributes:
-        type: the class of the object.
-        path_index: the paths of the leaves with their numbers, in the order of states.
+        type: The class of the object.
+        path_index: The paths of the leaves with their numbers, in the order of states.
     """
 
     type: type | None

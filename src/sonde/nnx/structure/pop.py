@@ -19,8 +19,8 @@ def pop(node: object, *filters: Filter) -> Any:
     A shared Variable is taken from its first path that matches, and stays at the others.
 
     Args:
-        node: the object to change.
-        *filters: which leaves to take.
+        node: The object to change.
+        *filters: Which leaves to take.
 
     Raises:
         ValueError: there is no filter, or a leaf sits in something that cannot be changed, such as a tuple.
@@ -54,11 +54,11 @@ def _poppable(
     """The leaves to take, with their paths; a shared leaf at its first path that matches.
 
     Args:
-        node: a node or container.
-        path: its path.
-        matches: a predicate of path and leaf.
-        visited: identities of the nodes that were visited, and of the Variables that are taken.
-        owners: a list that gets the owner and the key of each leaf that is taken.
+        node: A node or container.
+        path: Its path.
+        matches: A predicate of path and leaf.
+        visited: Identities of the nodes that were visited, and of the Variables that are taken.
+        owners: A list that gets the owner and the key of each leaf that is taken.
     """
     if kind_of(node) == NODE:
         if id(node) in visited:

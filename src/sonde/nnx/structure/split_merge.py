@@ -34,9 +34,9 @@ class GraphDef(Rendered, Generic[A]):
     """The structure of a model without its arrays: hashable, comparable, a pytree without leaves.
 
     Attributes:
-        definition: the nested tuples that `sonde.nnx.structure.definitions` describes.
-        num_leaves: how many leaves the states must have together.
-        origin: while a capture runs, the object it was made from, so that merged copies keep its place; else None.
+        definition: The nested tuples that `sonde.nnx.structure.definitions` describes.
+        num_leaves: How many leaves the states must have together.
+        origin: While a capture runs, the object it was made from, so that merged copies keep its place; else None.
     """
 
     __slots__ = ("__weakref__", "_hash", "_prototypes", "_references", "definition", "num_leaves", "origin")
@@ -181,8 +181,8 @@ def split(node: object, *filters: Filter, graph: bool | None = None) -> Any:
     """Splits a model into its structure and its leaves.
 
     Args:
-        node: a Module, any other node, or a pytree of them.
-        *filters: how to divide the leaves; each goes to the first filter that matches it. Without filters there is one
+        node: A Module, any other node, or a pytree of them.
+        *filters: How to divide the leaves; each goes to the first filter that matches it. Without filters there is one
             State.
         graph: True allows shared references, False demands a tree. None: the current mode.
 
@@ -209,8 +209,8 @@ def state(node: object, *filters: Filter, graph: bool | None = None) -> Any:
     """The leaves of a model as a State; with several filters, a tuple of States.
 
     Args:
-        node: a Module, any other node, or a pytree of them.
-        *filters: which leaves; what no filter matches is left out.
+        node: A Module, any other node, or a pytree of them.
+        *filters: Which leaves; what no filter matches is left out.
         graph: True allows shared references, False demands a tree. None: the current mode.
 
     Example:
@@ -257,11 +257,11 @@ def flatten(
     """Flattens a model into a GraphDef and its leaves.
 
     Args:
-        node: a Module, any other node, or a pytree of them.
-        with_paths: whether to return a FlatState, else a list.
-        ref_index: a `RefMap` with the numbers of objects visited before, to flatten several that share references; new
+        node: A Module, any other node, or a pytree of them.
+        with_paths: Whether to return a FlatState, else a list.
+        ref_index: A `RefMap` with the numbers of objects visited before, to flatten several that share references; new
             objects are added to it.
-        ref_outer_index: a `RefMap` of numbers; an object that is in it gets its number from there.
+        ref_outer_index: A `RefMap` of numbers; an object that is in it gets its number from there.
         graph: True allows shared references, False demands a tree. None: the current mode.
     """
     numbers: dict[int, int] = {} if ref_index is None else ref_index.numbers()
@@ -294,12 +294,12 @@ def unflatten(
     """The inverse of `flatten`.
 
     Args:
-        graphdef: the structure.
-        state: a State, a FlatState, or the list of leaves.
-        index_ref: objects by number, to unflatten several that share references; new objects are added to it.
-        outer_index_outer_ref: objects by number, to change in place instead of making new ones.
-        copy_variables: whether to copy the Variables.
-        recreate_variables: whether a bare value in place of a Variable is wrapped in a new one.
+        graphdef: The structure.
+        state: A State, a FlatState, or the list of leaves.
+        index_ref: Objects by number, to unflatten several that share references; new objects are added to it.
+        outer_index_outer_ref: Objects by number, to change in place instead of making new ones.
+        copy_variables: Whether to copy the Variables.
+        recreate_variables: Whether a bare value in place of a Variable is wrapped in a new one.
     """
     if outer_index_outer_ref is not None:
         objects = {} if index_ref is None else index_ref
@@ -339,10 +339,10 @@ def merge(
     """The inverse of `split`: a new object with the structure of a GraphDef and the leaves of States.
 
     Args:
-        graphdef_or_graphstate: a GraphDef, or a GraphState, which contains one.
-        *states: the leaves; each exactly once.
-        copy: whether to copy the Variables; else they become part of the new object as they are.
-        recreate_variables: whether a bare value in place of a Variable is wrapped in a new one.
+        graphdef_or_graphstate: A GraphDef, or a GraphState, which contains one.
+        *states: The leaves; each exactly once.
+        copy: Whether to copy the Variables; else they become part of the new object as they are.
+        recreate_variables: Whether a bare value in place of a Variable is wrapped in a new one.
 
     Raises:
         ValueError: the leaves do not fit the structure.

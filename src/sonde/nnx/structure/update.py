@@ -9,7 +9,8 @@ from sonde._jax import trace_level
 from sonde.nnx.modules.pytree import attributes
 from sonde.nnx.states.filters import Filter, PathParts
 from sonde.nnx.states.state import FlatState, State, merge_state, select_flat
-from sonde.nnx.structure.definitions import show_path, values_below
+from sonde.nnx.states.traversals import show_path
+from sonde.nnx.structure.definitions import values_below
 from sonde.nnx.structure.split_merge import lone_leaf, state_in
 from sonde.nnx.structure.value_kinds import CONTAINER, NODE, kind_of
 from sonde.nnx.structure.walk import walk
@@ -24,9 +25,9 @@ def update(node: object, state: object, /, *states: Any) -> None:
     replaced. Nothing is changed if something does not fit.
 
     Args:
-        node: the object to change.
-        state: a State, or nested dicts.
-        *states: more of them.
+        node: The object to change.
+        state: A State, or nested dicts.
+        *states: More of them.
 
     Raises:
         ValueError: a path leads into something that cannot be changed.
@@ -120,9 +121,9 @@ def set_metadata(node: object, /, *, only: Filter = Variable, **metadata: Any) -
     """Sets metadata of all Variables of a model, in place.
 
     Args:
-        node: a Module, any other node, or a pytree of them.
-        only: which Variables.
-        **metadata: the entries.
+        node: A Module, any other node, or a pytree of them.
+        only: Which Variables.
+        **metadata: The entries.
     """
     walked = walk(node, graph=True, verb="set_metadata")
     (chosen,) = select_flat(walked.flat(), (only,))

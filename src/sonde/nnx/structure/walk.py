@@ -17,7 +17,8 @@ from typing import Any
 
 from sonde.nnx.states import traversals
 from sonde.nnx.states.state import State
-from sonde.nnx.structure.definitions import REFERENCE, Path, flatten_once, show_path, values_below
+from sonde.nnx.states.traversals import show_path
+from sonde.nnx.structure.definitions import REFERENCE, Path, flatten_once, values_below
 from sonde.nnx.structure.epoch import EPOCH
 from sonde.nnx.structure.layout import Layout
 from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, KIND, NODE, OTHER, VARIABLE, kind_of
@@ -29,12 +30,12 @@ class Walk:
     """What a walk found.
 
     Attributes:
-        epoch: the structure epoch from before the walk.
-        definition: how to build the object again.
+        epoch: The structure epoch from before the walk.
+        definition: How to build the object again.
         leaves: Variables and other leaves, each once, in the order of states.
-        paths: their paths.
-        nodes: pairs of path and node (Pytrees and Modules), each once, children before parents.
-        loose: lists and dicts whose changes do not bump the epoch.
+        paths: Their paths.
+        nodes: Pairs of path and node (Pytrees and Modules), each once, children before parents.
+        loose: Lists and dicts whose changes do not bump the epoch.
     """
 
     __slots__ = ("definition", "epoch", "leaves", "loose", "nodes", "paths")
@@ -71,13 +72,13 @@ def walk(
     """Goes through `root` once.
 
     Args:
-        root: a node, a Variable, an array, or a pytree of them.
-        graph: whether an object may be found twice.
-        verb: the name of the calling function, for messages.
-        numbers: whether numbers and other plain values among the data are leaves even with `graph=True`, as for JAX.
-        seen: indices of objects visited in earlier walks, to number several roots as one; new objects are added to it.
-        again: whether to visit `root`, a node, even if an earlier walk visited it.
-        everything: a list that gets pairs of path and value of everything visited, static attributes included (in graph
+        root: A node, a Variable, an array, or a pytree of them.
+        graph: Whether an object may be found twice.
+        verb: The name of the calling function, for messages.
+        numbers: Whether numbers and other plain values among the data are leaves even with `graph=True`, as for JAX.
+        seen: Indices of objects visited in earlier walks, to number several roots as one; new objects are added to it.
+        again: Whether to visit `root`, a node, even if an earlier walk visited it.
+        everything: A list that gets pairs of path and value of everything visited, static attributes included (in graph
             mode), children before parents.
 
     Raises:

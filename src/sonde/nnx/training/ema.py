@@ -10,6 +10,7 @@ from sonde.nnx.modules.attribute_status import data
 from sonde.nnx.modules.pytree import Pytree
 from sonde.nnx.states.filters import Filter
 from sonde.nnx.states.state import to_flat_state
+from sonde.nnx.states.traversals import show_path
 from sonde.nnx.structure import split_merge
 from sonde.nnx.structure.build import build
 from sonde.nnx.structure.mapping import clone
@@ -24,13 +25,13 @@ class EMA(Pytree):
     """An exponential moving average of a model's Variables.
 
     Args:
-        params: the model, or a State of it, to start from.
-        decay: the weight of the old average in a step.
-        only: which Variables.
+        params: The model, or a State of it, to start from.
+        decay: The weight of the old average in a step.
+        only: Which Variables.
         graph: True allows shared references in the model, False demands a tree. None: the current mode.
 
     Attributes:
-        params: the average, a State of Variables.
+        params: The average, a State of Variables.
 
     Example:
         >>> from sonde import nnx
@@ -53,7 +54,7 @@ class EMA(Pytree):
         """Moves the average toward new values.
 
         Args:
-            updates: the model, or a State of it.
+            updates: The model, or a State of it.
 
         Raises:
             ValueError: it lacks a Variable that is averaged.
@@ -62,8 +63,8 @@ class EMA(Pytree):
         for path, average in to_flat_state(self.params):
             if path not in new_leaves:
                 raise ValueError(
-                    f"EMA.update was given no Variable at {'/'.join(map(str, path))}, which it averages; it was given "
-                    f"{', '.join('/'.join(map(str, p)) for p in list(new_leaves)[:5]) or 'none'}."
+                    f"EMA.update was given no Variable at {show_path(path)}, which it averages; it was given "
+                    f"{', '.join(map(show_path, list(new_leaves)[:5])) or 'none'}."
                 )
             old_average = average.get_value()
             value = new_leaves[path].get_value() if isinstance(new_leaves[path], Variable) else new_leaves[path]

@@ -84,7 +84,7 @@ class Average(_Sums):
     """The mean of all values.
 
     Args:
-        argname: the name under which `update` is given the values.
+        argname: The name under which `update` is given the values.
 
     Example:
         >>> import jax.numpy as jnp
@@ -104,8 +104,8 @@ class Average(_Sums):
         """Adds more values.
 
         Args:
-            mask: which of the values count; must have their shape.
-            **kwargs: the values, under the name given as `argname`; others are ignored.
+            mask: Which of the values count; must have their shape.
+            **kwargs: The values, under the name given as `argname`; others are ignored.
 
         Raises:
             TypeError: the values are missing.
@@ -137,8 +137,8 @@ class Accuracy(Average):
     Args:
         threshold: None if there is one score per class: the largest is the prediction. A float if there is only one
             score: a score of at least the threshold predicts class 1, and labels above 0 count as class 1.
-        *args: as in `Average`.
-        **kwargs: as in `Average`.
+        *args: As in `Average`.
+        **kwargs: As in `Average`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -162,9 +162,9 @@ class Accuracy(Average):
 
         Args:
             logits: `(..., classes)`, or `(...)` with a threshold.
-            labels: integers, `(...)`.
-            mask: which of them count; shaped as `labels`.
-            **_: other arguments are ignored.
+            labels: Integers, `(...)`.
+            mask: Which of them count; shaped as `labels`.
+            **_: Other arguments are ignored.
 
         Raises:
             ValueError: shapes or dtype do not fit.
@@ -201,7 +201,7 @@ class Welford(_Sums):
     """Mean and spread of all values, by Welford's algorithm: accurate even if the spread is much smaller than the mean.
 
     Args:
-        argname: the name under which `update` is given the values.
+        argname: The name under which `update` is given the values.
 
     Example:
         >>> import jax.numpy as jnp
@@ -222,7 +222,7 @@ class Welford(_Sums):
         """Adds more values.
 
         Args:
-            **kwargs: the values, under the name given as `argname`; others are ignored.
+            **kwargs: The values, under the name given as `argname`; others are ignored.
 
         Raises:
             TypeError: the values are missing.
@@ -250,7 +250,7 @@ class MultiMetric(Metric):
     """Several metrics updated in one call.
 
     Args:
-        **metrics: the metrics by name.
+        **metrics: The metrics by name.
 
     Example:
         >>> import jax.numpy as jnp
@@ -278,8 +278,8 @@ class MultiMetric(Metric):
         """Updates all metrics; each gets all arguments and takes its own.
 
         Args:
-            mask: a mask for all metrics, or a dict of masks by the names of metrics; metrics without one get none.
-            **updates: the arguments.
+            mask: A mask for all metrics, or a dict of masks by the names of metrics; metrics without one get none.
+            **updates: The arguments.
         """
         masks = mask if isinstance(mask, Mapping) else dict.fromkeys(self._metric_names, mask)
         for name in self._metric_names:

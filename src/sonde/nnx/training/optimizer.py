@@ -53,14 +53,14 @@ class Optimizer(Pytree, Generic[M]):
     """An optax transformation with its state.
 
     Args:
-        model: the model whose parameters will be updated.
-        tx: the transformation.
-        wrt: which of the model's Variables; the same filter as for the gradients.
+        model: The model whose parameters will be updated.
+        tx: The transformation.
+        wrt: Which of the model's Variables; the same filter as for the gradients.
         graph: True allows shared references in the model, False demands a tree. None: the current mode.
 
     Attributes:
-        step: the number of updates so far.
-        opt_state: the state of the transformation.
+        step: The number of updates so far.
+        opt_state: The state of the transformation.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -101,9 +101,9 @@ class Optimizer(Pytree, Generic[M]):
         """Updates the model's parameters and the optimizer's own state.
 
         Args:
-            model: the model.
-            grads: gradients with respect to the Variables that `wrt` chose; others are ignored.
-            **kwargs: for the transformation's `update`, such as `value=loss`.
+            model: The model.
+            grads: Gradients with respect to the Variables that `wrt` chose; others are ignored.
+            **kwargs: For the transformation's `update`, such as `value=loss`.
 
         Returns:
             The changes of the parameters, as a State of arrays.
@@ -136,9 +136,9 @@ class ModelAndOptimizer(Optimizer[M]):
     """An optimizer that keeps its model, as `nnx.Optimizer` once did.
 
     Args:
-        model: the model whose parameters will be updated.
-        tx: the transformation.
-        wrt: which of the model's Variables; the same filter as for the gradients.
+        model: The model whose parameters will be updated.
+        tx: The transformation.
+        wrt: Which of the model's Variables; the same filter as for the gradients.
 
     Example:
         >>> import optax

@@ -49,11 +49,11 @@ class TrainState(Generic[M]):
         """A train state with a fresh optimizer state.
 
         Args:
-            graphdef: the model's structure, from `nnx.split`.
-            params: its parameters.
-            tx: the optimizer.
-            step: the initial step count.
-            **kwargs: the fields of a subclass.
+            graphdef: The model's structure, from `nnx.split`.
+            params: Its parameters.
+            tx: The optimizer.
+            step: The initial step count.
+            **kwargs: The fields of a subclass.
 
         Returns:
             The train state.

@@ -10,16 +10,15 @@ from jax.sharding import Mesh
 
 from sonde.nnx.structure.split_merge import split
 from sonde.nnx.structure.walk import walk
-from sonde.nnx.transforms.lifting import Fixed, take
+from sonde.nnx.transforms.lifting import take
 from sonde.nnx.transforms.options import (
     MISSING,
     Mode,
     also_decorator,
-    as_indices,
     mode,
     named_like,
-    refuse_bound_method,
 )
+from sonde.nnx.transforms.prefixes import prepare
 from sonde.nnx.variable.sharding import get_named_sharding, sharded_shape
 from sonde.nnx.variable.variable import Variable
 
@@ -34,11 +33,11 @@ def eval_shape(
     """The output of a function with `jax.ShapeDtypeStruct` in place of arrays.
 
     Args:
-        f: the function, such as the class of a model.
-        *args: its arguments; arrays, or shapes in place of them.
+        f: The function, such as the class of a model.
+        *args: Its arguments; arrays, or shapes in place of them.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
-        **kwargs: its keyword arguments.
+        graph_updates: Whether the function may change the structure of its arguments. None: the current setting.
+        **kwargs: Its keyword arguments.
 
     Example:
         >>> from sonde import nnx
@@ -46,8 +45,7 @@ def eval_shape(
         >>> nnx.eval_shape(lambda: nnx.Param(jnp.zeros((10**6, 10**6)))).shape
         (1000000, 1000000)
     """
-    refuse_bound_method("eval_shape", f)
-    run_mode = mode(graph, graph_updates)
+    run_mode = prepare("eval_shape", f, graph, graph_updates)
     taken = take("eval_shape", run_mode, args, kwargs)
     if run_mode.graph and not run_mode.updates:  # the arguments must be trees; the output need not
         take("eval_shape", Mode(False, False), args, kwargs)
@@ -76,10 +74,10 @@ def make_jaxpr(
     """`jax.make_jaxpr` for functions of Modules and Variables: the inputs are the leaves of the arguments.
 
     Args:
-        f: the function; leave it out to use `make_jaxpr` as a decorator with options.
+        f: The function; leave it out to use `make_jaxpr` as a decorator with options.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
-        static_argnums: positions of arguments that are not traced.
+        graph_updates: Whether the function may change the structure of its arguments. None: the current setting.
+        static_argnums: Positions of arguments that are not traced.
 
     Example:
         >>> from sonde import nnx
@@ -90,8 +88,7 @@ def make_jaxpr(
 
     @named_like(f)
     def make(*args: Any, **kwargs: Any) -> Any:
-        fixed = as_indices(static_argnums, len(args))
-        taken = take("make_jaxpr", run_mode, [Fixed(x) if i in fixed else x for i, x in enumerate(args)], kwargs)
+        taken = take("make_jaxpr", run_mode, args, kwargs, static=static_argnums)
         return jax.make_jaxpr(taken.pure(f, output_only=True))(taken.values)
 
     return make
@@ -101,8 +98,8 @@ def get_abstract_model(init_fn: Callable[[], Any], mesh: Mesh, *, graph: bool | 
     """The structure of a model and its state as shapes, dtypes and shardings, with nothing computed.
 
     Args:
-        init_fn: makes the model.
-        mesh: the mesh for the shardings.
+        init_fn: Makes the model.
+        mesh: The mesh for the shardings.
         graph: True allows shared references, False demands a tree. None: the current mode.
 
     Returns:

@@ -33,10 +33,10 @@ def transform_metadata(
     `nnx.vmap(nnx.transform_metadata(f, in_axes=..., out_axes=..., partition="layers"), ...)`.
 
     Args:
-        f: the function; leave it out to use `transform_metadata` as a decorator with options.
-        in_axes: the mapped axis of each argument.
-        out_axes: where the mapped axis is in the output.
-        partition: the name of the axis.
+        f: The function; leave it out to use `transform_metadata` as a decorator with options.
+        in_axes: The mapped axis of each argument.
+        out_axes: Where the mapped axis is in the output.
+        partition: The name of the axis.
         graph: True allows shared references, False demands trees. None: the current mode.
 
     Example:
@@ -53,9 +53,11 @@ def transform_metadata(
 
 
 def with_axis_names(
-    f: Callable[..., Any], in_axes: Prefix, out_axes: Prefix, names: Mapping[str, Any], graph: bool
+    f: Callable[..., Any], in_axes: Prefix, out_axes: Prefix, names: Mapping[str, Any] | None, graph: bool
 ) -> Any:
-    """`transform_metadata` with a name for each kind of metadata, see `nnx.sharding.add_axis`."""
+    """`transform_metadata` with a name for each kind of metadata, see `nnx.sharding.add_axis`; `f` itself without."""
+    if not names or PARTITION_NAME not in names:
+        return f
     verb = "transform_metadata"
 
     def axes_of(values: Sequence[Any], prefix: Prefix, what: str) -> dict[int, tuple[Variable[Any], int]]:

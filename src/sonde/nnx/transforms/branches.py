@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 
 from sonde._array_text import describe
 from sonde.nnx.transforms.lifting import Taken, take
-from sonde.nnx.transforms.options import mode
+from sonde.nnx.transforms.options import mode, named_after
 from sonde.nnx.transforms.outcome import Outcome, PureResult
 from sonde.nnx.variable.variable import Variable
 
@@ -31,12 +31,12 @@ def cond(
     """`jax.lax.cond` for functions of Modules and Variables.
 
     Args:
-        pred: a boolean scalar.
-        true_fun: called if it is True.
-        false_fun: called if it is False; must return the same form of output.
-        *operands: arguments of either. Variables that the chosen function changes are changed.
+        pred: A boolean scalar.
+        true_fun: Called if it is True.
+        false_fun: Called if it is False; must return the same form of output.
+        *operands: Arguments of either. Variables that the chosen function changes are changed.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
+        graph_updates: Whether the function may change the structure of its arguments. None: the current setting.
 
     Raises:
         TypeError: the two functions return different forms of output.
@@ -67,11 +67,11 @@ def switch(
     """`jax.lax.switch` for functions of Modules and Variables.
 
     Args:
-        index: which function to call; it is clamped to the range of `branches`.
-        branches: the functions; they must return the same form of output.
-        *operands: arguments of any of them. Variables that the chosen function changes are changed.
+        index: Which function to call; it is clamped to the range of `branches`.
+        branches: The functions; they must return the same form of output.
+        *operands: Arguments of any of them. Variables that the chosen function changes are changed.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
+        graph_updates: Whether the function may change the structure of its arguments. None: the current setting.
 
     Raises:
         TypeError: the functions return different forms of output.
@@ -116,8 +116,7 @@ def _returning(branch: Callable[[list[Any]], PureResult], agreed: Outcome) -> Ca
         news = dict(zip(outcome.changed, outs[n:]))
         return ([*outs[:n], *(news.get(i, values[i]) for i in agreed.changed)],), agreed
 
-    pure.__name__ = getattr(branch, "__name__", "branch")
-    return pure
+    return named_after(branch, pure)
 
 
 def _shown(taken: Taken, result: PureResult) -> str:

@@ -20,8 +20,9 @@ import jax
 import jax.numpy as jnp
 
 from sonde.nnx.states.filters import Predicate, to_predicate
+from sonde.nnx.states.traversals import show_path
 from sonde.nnx.structure.build import build
-from sonde.nnx.structure.definitions import NamedValues, show_path
+from sonde.nnx.structure.definitions import NamedValues
 from sonde.nnx.structure.split_merge import GraphDef
 from sonde.nnx.structure.value_kinds import is_object
 from sonde.nnx.structure.walk import walk
@@ -34,13 +35,11 @@ from sonde.nnx.transforms.options import (
     Mode,
     also_decorator,
     as_indices,
-    mode,
     named_like,
     positional,
-    refuse_bound_method,
 )
 from sonde.nnx.transforms.outcome import Outcome, PureResult
-from sonde.nnx.transforms.prefixes import DiffState, refuse_prefixes
+from sonde.nnx.transforms.prefixes import DiffState, prepare
 
 
 @also_decorator
@@ -54,11 +53,11 @@ def custom_vjp(
     """`jax.custom_vjp` for functions of Modules and Variables.
 
     Args:
-        fun: the function; leave it out to use `custom_vjp` as a decorator with options.
-        nondiff_argnums: positions of arguments without a cotangent, which the backward rule gets first. With graph
+        fun: The function; leave it out to use `custom_vjp` as a decorator with options.
+        nondiff_argnums: Positions of arguments without a cotangent, which the backward rule gets first. With graph
             updates, `DiffState(position, filter)` gives a cotangent to only some Variables of an argument.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
+        graph_updates: Whether the function may change the structure of its arguments. None: the current setting.
 
     Returns:
         A function with a method `defvjp(fwd, bwd)`: `fwd` takes the same arguments and returns the output and
@@ -83,9 +82,7 @@ def custom_vjp(
         >>> float(nnx.grad(scaled)(nnx.Dict(w=nnx.Param(jnp.array(3.0))), 2.0)["w"])
         20.0
     """
-    run_mode = mode(graph, graph_updates)
-    refuse_prefixes("custom_vjp", "nondiff_argnums", nondiff_argnums, run_mode)
-    refuse_bound_method("custom_vjp", fun)
+    run_mode = prepare("custom_vjp", fun, graph, graph_updates, nondiff_argnums=nondiff_argnums)
     return CustomVjp(fun, tuple(nondiff_argnums), run_mode)
 
 
@@ -107,9 +104,9 @@ class CustomVjp:
         """Sets the forward and the backward rule.
 
         Args:
-            fwd: returns the output and residuals.
-            bwd: returns cotangents of the arguments.
-            symbolic_zeros: must be False.
+            fwd: Returns the output and residuals.
+            bwd: Returns cotangents of the arguments.
+            symbolic_zeros: Must be False.
         """
         if symbolic_zeros:
             raise ValueError("nnx.custom_vjp: symbolic_zeros=True is not supported; leave it out.")

@@ -18,14 +18,23 @@ import jax.numpy as jnp
 from sonde.nnx.states import traversals
 from sonde.nnx.states.filters import Filter, Predicate, to_predicate
 from sonde.nnx.states.state import State
-from sonde.nnx.structure.definitions import NamedValues, Path, children_of, count_leaves, show_path
+from sonde.nnx.states.traversals import show_path
+from sonde.nnx.structure.definitions import NamedValues, Path, children_of, count_leaves
 from sonde.nnx.structure.value_kinds import is_object
 from sonde.nnx.structure.walk import walk
 from sonde.nnx.transforms.leaf_values import each_leaf
 from sonde.nnx.transforms.lifting import Taken, raw, take
-from sonde.nnx.transforms.options import MISSING, Mode, also_decorator, mode, named_like, refuse_bound_method
+from sonde.nnx.transforms.options import (
+    MISSING,
+    Mode,
+    also_decorator,
+    mode,
+    named_after,
+    named_like,
+    refuse_bound_method,
+)
 from sonde.nnx.transforms.outcome import PureResult
-from sonde.nnx.transforms.prefixes import DiffState, refuse_prefixes
+from sonde.nnx.transforms.prefixes import DiffState, prepare
 from sonde.nnx.variable.array_references import load
 from sonde.nnx.variable.kinds import Param
 from sonde.nnx.variable.variable import Variable
@@ -47,17 +56,17 @@ def grad(
     """`jax.grad` for functions of Modules and Variables; changes of Variables reach the caller.
 
     Args:
-        f: the function; it returns a scalar, or with `has_aux` a pair of a scalar and anything else. Leave it out to
+        f: The function; it returns a scalar, or with `has_aux` a pair of a scalar and anything else. Leave it out to
             use `grad` as a decorator with options.
-        argnums: the arguments to differentiate with respect to: positions, or `DiffState(position, filter)`.
-        has_aux: whether the function returns something besides the scalar.
-        holomorphic: see `jax.grad`.
-        allow_int: see `jax.grad`.
-        reduce_axes: must be empty; accepted because Flax has it, but JAX no longer does.
-        wrt: a filter: which Variables of those arguments to differentiate; with graph updates the default is
+        argnums: The arguments to differentiate with respect to: positions, or `DiffState(position, filter)`.
+        has_aux: Whether the function returns something besides the scalar.
+        holomorphic: See `jax.grad`.
+        allow_int: See `jax.grad`.
+        reduce_axes: Must be empty; accepted because Flax has it, but JAX no longer does.
+        wrt: A filter: which Variables of those arguments to differentiate; with graph updates the default is
             `nnx.Param`.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
+        graph_updates: Whether the function may change the structure of its arguments. None: the current setting.
 
     Returns:
         A function with the same arguments that returns the gradient, or a pair of gradient and auxiliary output. With
@@ -115,11 +124,8 @@ def _differentiated(
     graph: bool | None,
     graph_updates: bool | None,
 ) -> Any:
-    run_mode = mode(graph, graph_updates)
-    if reduce_axes:
-        raise ValueError(f"nnx.{verb}(reduce_axes={reduce_axes!r}): JAX no longer has this option; leave it out.")
-    refuse_prefixes(verb, "argnums", argnums, run_mode)
-    refuse_bound_method(verb, f)
+    run_mode = prepare(verb, f, graph, graph_updates, argnums=argnums)
+    _refuse_reduce_axes(verb, reduce_axes)
     several = not isinstance(argnums, (int, DiffState))
     requests = [_Target.of(x, wrt, run_mode) for x in (argnums if several else (argnums,))]
 
@@ -143,7 +149,7 @@ def _differentiated(
             loss, aux = _pair(verb, out)
             return loss, entered.leave(aux, name="out[1]")
 
-        pure.__name__ = getattr(f, "__name__", verb)
+        named_after(f, pure)
         run = jax.value_and_grad(pure, has_aux=True, holomorphic=holomorphic, allow_int=allow_int)
         # The array in a reference can be differentiated, the reference cannot.
         diff = [load(taken.values[i]) for i in chosen]
@@ -156,6 +162,11 @@ def _differentiated(
         return ((value, aux) if has_aux else value), result
 
     return differentiated
+
+
+def _refuse_reduce_axes(verb: str, reduce_axes: Sequence[Hashable]) -> None:
+    if reduce_axes:
+        raise ValueError(f"nnx.{verb}(reduce_axes={reduce_axes!r}): JAX no longer has this option; leave it out.")
 
 
 class _Target:
@@ -273,12 +284,12 @@ def vjp(
     """`jax.vjp` for functions of Modules and Variables.
 
     Args:
-        f: the function; leave it out to use `vjp` as a decorator with options.
-        *primals: its arguments.
-        has_aux: whether the function returns a pair of an output and something that is not differentiated.
-        reduce_axes: must be empty.
+        f: The function; leave it out to use `vjp` as a decorator with options.
+        *primals: Its arguments.
+        has_aux: Whether the function returns a pair of an output and something that is not differentiated.
+        reduce_axes: Must be empty.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: accepted; the function never changes the structure of its arguments.
+        graph_updates: Accepted; the function never changes the structure of its arguments.
 
     Returns:
         The output and a function from its cotangent to a tuple of the arguments' cotangents; with `has_aux` the
@@ -292,8 +303,7 @@ def vjp(
         [2.0, 3.0]
     """
     run_mode = mode(graph, False)
-    if reduce_axes:
-        raise ValueError(f"nnx.vjp(reduce_axes={reduce_axes!r}): JAX no longer has this option; leave it out.")
+    _refuse_reduce_axes("vjp", reduce_axes)
     if f is MISSING:
         return functools.partial(_as_decorator, vjp, has_aux=has_aux, graph=run_mode.graph)
     refuse_bound_method("vjp", f)
@@ -329,8 +339,7 @@ def _split_output(verb: str, f: Callable[..., Any], taken: Taken, has_aux: bool)
         n_diff = count_leaves(children_of(pair)[1][0])
         return outs[:n_diff], ((outs[n_diff:],), outcome)
 
-    pure.__name__ = getattr(f, "__name__", verb)
-    return pure
+    return named_after(f, pure)
 
 
 def _as_decorator(transform: Callable[..., Any], f: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -349,12 +358,12 @@ def jvp(
     """`jax.jvp` for functions of Modules and Variables.
 
     Args:
-        f: the function; leave it out to use `jvp` as a decorator with options.
-        primals: a tuple of its arguments; leave it out to get a function of primals and tangents.
-        tangents: a tuple of their tangents, each of the form of its argument.
-        has_aux: whether the function returns a pair of an output and something that is not differentiated.
+        f: The function; leave it out to use `jvp` as a decorator with options.
+        primals: A tuple of its arguments; leave it out to get a function of primals and tangents.
+        tangents: A tuple of their tangents, each of the form of its argument.
+        has_aux: Whether the function returns a pair of an output and something that is not differentiated.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: accepted; the function never changes the structure of its arguments.
+        graph_updates: Accepted; the function never changes the structure of its arguments.
 
     Returns:
         The output and its tangent; with `has_aux` the auxiliary output as the third.

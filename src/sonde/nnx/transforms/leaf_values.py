@@ -16,15 +16,8 @@ from jax.sharding import PartitionSpec
 from sonde._key_paths import key_of
 from sonde.nnx.modules.pytree import Pytree
 from sonde.nnx.states.filters import PathParts
-from sonde.nnx.structure.definitions import (
-    REFERENCE,
-    Definition,
-    Path,
-    children_of,
-    count_leaves,
-    flatten_once,
-    show_path,
-)
+from sonde.nnx.states.traversals import show_path
+from sonde.nnx.structure.definitions import REFERENCE, Definition, Path, children_of, count_leaves, flatten_once
 from sonde.nnx.structure.mapping import map as map_leaves
 from sonde.nnx.structure.mode import resolve
 from sonde.nnx.structure.split_merge import GraphDef
@@ -44,9 +37,9 @@ class Part(NamedTuple):
     """The part of a prefix that belongs to an object in the arguments.
 
     Attributes:
-        prefix: the part of the prefix.
-        path: the path of the object.
-        below: its path below the outermost object it is in.
+        prefix: The part of the prefix.
+        path: The path of the object.
+        below: Its path below the outermost object it is in.
     """
 
     prefix: Any
@@ -90,12 +83,12 @@ def each_leaf(
     A shared leaf is yielded once for each of its paths.
 
     Args:
-        definition: what a walk found.
-        prefix: the prefix.
-        misfit: makes an error from a path and a text.
-        given: objects that were visited in an earlier walk; their leaves have the numbers -1, -2 and so on.
-        at: the path of `definition`, and its part of the prefix, if it is not the root.
-        parts: a dict that gets the part of every node, by index.
+        definition: What a walk found.
+        prefix: The prefix.
+        misfit: Makes an error from a path and a text.
+        given: Objects that were visited in an earlier walk; their leaves have the numbers -1, -2 and so on.
+        at: The path of `definition`, and its part of the prefix, if it is not the root.
+        parts: A dict that gets the part of every node, by index.
     """
     numbers = numbering(definition)
 
@@ -185,9 +178,9 @@ class Spread:
     """Spreads a prefix over leaves.
 
     Args:
-        prefix: where it ends early, its value applies to all leaves below.
-        verb: the transform, for messages.
-        what: the option, for messages.
+        prefix: Where it ends early, its value applies to all leaves below.
+        verb: The transform, for messages.
+        what: The option, for messages.
     """
 
     def __init__(self, prefix: Prefix, *, verb: str, what: str):
@@ -208,13 +201,13 @@ class Spread:
         """The value for every leaf.
 
         Args:
-            definition: what the walk found; the root is a `NamedValues`, so a tuple or list at the root of the prefix
+            definition: What the walk found; the root is a `NamedValues`, so a tuple or list at the root of the prefix
                 mirrors the arguments.
-            leaves: the leaves.
-            given: objects of the arguments, if `definition` refers to them.
-            given_values: the values of their leaves.
-            at: the path of `definition`, if it is a part of the arguments.
-            parts: a dict that gets the part of every node, by index.
+            leaves: The leaves.
+            given: Objects of the arguments, if `definition` refers to them.
+            given_values: The values of their leaves.
+            at: The path of `definition`, if it is a part of the arguments.
+            parts: A dict that gets the part of every node, by index.
 
         Raises:
             ValueError: the prefix does not fit, or a shared Variable has two values.
@@ -266,9 +259,9 @@ def prefix(
     """One value per leaf of a model, for `in_axes`, `out_axes` and the like.
 
     Args:
-        node: a Module, any other node, or a pytree of them. If several arguments of a transform share references,
+        node: A Module, any other node, or a pytree of them. If several arguments of a transform share references,
             pass them together, in the order of the arguments.
-        filter_map: values by filter, where the first filter that matches is used; or a function of (path, leaf).
+        filter_map: Values by filter, where the first filter that matches is used; or a function of (path, leaf).
         graph: True allows shared references, False demands a tree. None: the current mode.
 
     Raises:

@@ -34,20 +34,13 @@ import jax
 from sonde._jax import trace_level
 from sonde.core import capture_state
 from sonde.nnx.modules import module_sites
+from sonde.nnx.states.traversals import show_path
 from sonde.nnx.structure.build import build
-from sonde.nnx.structure.definitions import (
-    REFERENCE,
-    Definition,
-    NamedValues,
-    Path,
-    children_of,
-    show_path,
-    unflatten_once,
-)
+from sonde.nnx.structure.definitions import REFERENCE, Definition, NamedValues, Path, children_of, unflatten_once
 from sonde.nnx.structure.split_merge import GraphDef
 from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, VARIABLE
 from sonde.nnx.structure.walk import Walk, walk
-from sonde.nnx.transforms.options import Mode
+from sonde.nnx.transforms.options import Mode, as_indices, named_after
 from sonde.nnx.transforms.outcome import Outcome, PureResult, settle, write
 from sonde.nnx.transforms.structure_changes import Before
 from sonde.nnx.variable.array_references import is_reference, load
@@ -82,12 +75,12 @@ class Structure:
     """The structure of arguments, without their values: equal for calls that may share a trace.
 
     Attributes:
-        definition: how to build them, see `sonde.nnx.structure.definitions`.
-        paths: the paths of the leaves.
-        kinds: for each leaf that is a Variable its class and metadata, else None.
-        n_args: how many of the arguments are positional; the others are keywords.
-        names: the names of all arguments in messages.
-        keywords: the names of the keyword arguments.
+        definition: How to build them, see `sonde.nnx.structure.definitions`.
+        paths: The paths of the leaves.
+        kinds: For each leaf that is a Variable its class and metadata, else None.
+        n_args: How many of the arguments are positional; the others are keywords.
+        names: The names of all arguments in messages.
+        keywords: The names of the keyword arguments.
     """
 
     __slots__ = ("_indices", "definition", "graphdef", "keywords", "kinds", "n_args", "names", "paths")
@@ -106,8 +99,8 @@ class Structure:
         """Variables and nodes by index.
 
         Args:
-            leaves: the leaves, in the order of the walk.
-            nodes: the nodes, in the order of the walk.
+            leaves: The leaves, in the order of the walk.
+            nodes: The nodes, in the order of the walk.
         """
         if self._indices is None:
             self._indices = ([], [])
@@ -141,12 +134,12 @@ class Taken:
     """The arguments of a transform: their structure and their leaves.
 
     Attributes:
-        verb: the transform, for messages.
-        mode: the mode it runs in.
-        structure: the structure of the arguments.
-        leaves: the caller's Variables and arrays, each once.
-        nodes: pairs of path and node of the caller.
-        values: what they hold.
+        verb: The transform, for messages.
+        mode: The mode it runs in.
+        structure: The structure of the arguments.
+        leaves: The caller's Variables and arrays, each once.
+        nodes: Pairs of path and node of the caller.
+        values: What they hold.
     """
 
     __slots__ = ("leaves", "mode", "nodes", "structure", "values", "verb")
@@ -178,8 +171,7 @@ class Taken:
             output = f(*entered.args, **entered.kwargs)
             return entered.leave(output, placement=placement or ONE_LIST, always=always, output_only=output_only)
 
-        pure.__name__ = getattr(f, "__name__", self.verb)  # for profiles and messages of JAX
-        return pure
+        return named_after(f, pure)
 
     def objects(self) -> dict[int, Any]:
         """The caller's Variables and nodes by index."""
@@ -274,13 +266,13 @@ class Entered:
     """Copies of the arguments inside a trace.
 
     Attributes:
-        args: the positional arguments.
-        kwargs: the keyword arguments.
-        leaves: the Variables and arrays of the copies.
-        known: the Variables and nodes of the copies by index.
-        structure: the structure of the arguments.
-        verb: the transform, for messages.
-        mode: the mode it runs in.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+        leaves: The Variables and arrays of the copies.
+        known: The Variables and nodes of the copies by index.
+        structure: The structure of the arguments.
+        verb: The transform, for messages.
+        mode: The mode it runs in.
     """
 
     __slots__ = (
@@ -368,13 +360,13 @@ class Entered:
         """The arrays that leave the trace, and a description of them.
 
         Args:
-            out: what the function returned.
-            name: its name in messages.
-            placement: which list each array goes to.
-            always: leaves whose values are returned even if they did not change.
-            skip: indices of nodes whose arrays are returned by other means.
-            separately: whether the output is plain and is returned separately.
-            output_only: whether to drop all changes that the function makes; objects of the arguments that it returns
+            out: What the function returned.
+            name: Its name in messages.
+            placement: Which list each array goes to.
+            always: Leaves whose values are returned even if they did not change.
+            skip: Indices of nodes whose arrays are returned by other means.
+            separately: Whether the output is plain and is returned separately.
+            output_only: Whether to drop all changes that the function makes; objects of the arguments that it returns
                 become new ones.
         """
         # Edits come first: the output may refer to objects that they make.
@@ -470,21 +462,25 @@ def take(
     *,
     label: str = "args",
     names: tuple[str, ...] | None = None,
+    static: int | Sequence[int] = (),
 ) -> Taken:
     """Walks the arguments once and takes them apart.
 
     Args:
-        verb: the transform, for messages.
-        mode: the mode it runs in.
-        args: positional arguments.
-        kwargs: keyword arguments.
-        label: the name of the positional arguments in messages.
-        names: a name for each of them, instead.
+        verb: The transform, for messages.
+        mode: The mode it runs in.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        label: The name of the positional arguments in messages.
+        names: A name for each of them, instead.
+        static: Positions of arguments that are not traced.
 
     Raises:
         ValueError: the mode demands trees, and a Variable occurs twice.
     """
     keywords = tuple(sorted(kwargs)) if kwargs else ()
+    for i in as_indices(static, len(args)) if static != () else ():
+        args = (*args[:i], Fixed(args[i]), *args[i + 1 :])
     if names is None:
         names = tuple(f"{label}[{i}]" for i in range(len(args)))
     if kwargs:
@@ -505,11 +501,11 @@ def enter(
     """Copies of arguments at the current trace level, holding `values`. No other function makes such copies.
 
     Args:
-        structure: the structure of the arguments.
-        values: what their leaves hold.
-        verb: the transform, for messages.
-        mode: the mode it runs in.
-        originals: pairs of path and node of the caller, for captures.
+        structure: The structure of the arguments.
+        values: What their leaves hold.
+        verb: The transform, for messages.
+        mode: The mode it runs in.
+        originals: Pairs of path and node of the caller, for captures.
     """
     leaves = [value if kind is None else kind[0]._make(value, kind[1]) for value, kind in zip(values, structure.kinds)]
     objects_by_index: dict[int, Any] = {}

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 import jax
 from jax.typing import ArrayLike
 
-from sonde.nnx.structure.definitions import NamedValues, show_path
+from sonde.nnx.states.traversals import show_path
+from sonde.nnx.structure.definitions import NamedValues
 from sonde.nnx.structure.value_kinds import is_object
 from sonde.nnx.structure.walk import walk
 from sonde.nnx.transforms.leaf_values import same_form
@@ -36,11 +37,11 @@ def while_loop(
     """`jax.lax.while_loop` for values with Modules and Variables in them.
 
     Args:
-        cond_fun: from the current value, whether to continue. Its changes of Variables are dropped.
-        body_fun: from the current value, the next; it must have the same form and the same Variables.
-        init_val: the first value. Its Variables are changed.
+        cond_fun: From the current value, whether to continue. Its changes of Variables are dropped.
+        body_fun: From the current value, the next; it must have the same form and the same Variables.
+        init_val: The first value. Its Variables are changed.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
+        graph_updates: Whether the function may change the structure of its arguments. None: the current setting.
 
     Returns:
         The last value, made of the Variables of `init_val`; with graph updates, of its Modules too.
@@ -84,13 +85,13 @@ def fori_loop(
     """`jax.lax.fori_loop` for values with Modules and Variables in them.
 
     Args:
-        lower: the first index.
-        upper: the index after the last.
-        body_fun: from the index and the current value, the next; it must have the same form and the same Variables.
-        init_val: the first value. Its Variables are changed.
-        unroll: see `jax.lax.fori_loop`.
+        lower: The first index.
+        upper: The index after the last.
+        body_fun: From the index and the current value, the next; it must have the same form and the same Variables.
+        init_val: The first value. Its Variables are changed.
+        unroll: See `jax.lax.fori_loop`.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
+        graph_updates: Whether the function may change the structure of its arguments. None: the current setting.
 
     Returns:
         The last value, made of the Variables of `init_val`; with graph updates, of its Modules too.
@@ -108,7 +109,7 @@ class Carried:
     """The carry of a loop, as a flat list of what changes.
 
     Attributes:
-        first: what the loop starts with: values of Variables that the body changes, and of all other leaves.
+        first: What the loop starts with: values of Variables that the body changes, and of all other leaves.
     """
 
     def __init__(self, taken: Taken, body: Callable[..., Any], *more: Any):
@@ -159,10 +160,10 @@ def returned(entered: Entered, out: object, carried: Sequence[int], name: str) -
     """The leaves of what an iteration returned.
 
     Args:
-        entered: what the iteration was given.
-        out: what it returned.
-        carried: which leaves of the arguments are carried.
-        name: the argument that is carried.
+        entered: What the iteration was given.
+        out: What it returned.
+        carried: Which leaves of the arguments are carried.
+        name: The argument that is carried.
 
     Raises:
         ValueError: it has another form, or other Variables, than the carry that the iteration was given.

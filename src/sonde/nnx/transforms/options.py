@@ -20,8 +20,8 @@ class Mode(NamedTuple):
     """How a transform treats its arguments.
 
     Attributes:
-        graph: whether objects may be shared.
-        updates: whether the function may change the structure of its arguments, and return them.
+        graph: Whether objects may be shared.
+        updates: Whether the function may change the structure of its arguments, and return them.
     """
 
     graph: bool
@@ -95,6 +95,12 @@ def with_axes(
 def named_like(fn: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """As `functools.wraps`, for any callable."""
     return functools.wraps(fn) if hasattr(fn, "__name__") else functools.wraps(fn, updated=())
+
+
+def named_after(f: Callable[..., Any], pure: T) -> T:
+    """Gives the pure function that a transform runs the name of the user's, for profiles and messages of JAX."""
+    pure.__name__ = getattr(f, "__name__", type(f).__name__)
+    return pure
 
 
 def as_indices(numbers: int | Sequence[int] | None, n: int) -> tuple[int, ...]:

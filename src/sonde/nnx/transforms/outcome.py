@@ -29,17 +29,17 @@ class Outcome:
     """Describes the arrays that left a pure function.
 
     Attributes:
-        definition: how to build the output; None if it is plain and was returned separately.
-        edits: new definitions of nodes of the arguments.
-        lists_of_leaves: for each leaf of the edits and of the output, which list it is in.
-        changed: the leaves of the arguments that were given a new value or new metadata.
-        lists_of_changes: for each of them, which list it is in.
-        metadata: for each of them, the new metadata, or None if it stayed.
-        references: which leaves of the edits and of the output were array references.
-        nothing: whether there is nothing to do: the output was returned separately, and nothing changed.
-        values_only: whether there is nothing to do but to give Variables new values.
-        n_edited: how many leaves the edits have.
-        refers: whether the edits or the output refer to objects of the arguments.
+        definition: How to build the output; None if it is plain and was returned separately.
+        edits: New definitions of nodes of the arguments.
+        lists_of_leaves: For each leaf of the edits and of the output, which list it is in.
+        changed: The leaves of the arguments that were given a new value or new metadata.
+        lists_of_changes: For each of them, which list it is in.
+        metadata: For each of them, the new metadata, or None if it stayed.
+        references: Which leaves of the edits and of the output were array references.
+        nothing: Whether there is nothing to do: the output was returned separately, and nothing changed.
+        values_only: Whether there is nothing to do but to give Variables new values.
+        n_edited: How many leaves the edits have.
+        refers: Whether the edits or the output refer to objects of the arguments.
     """
 
     __slots__ = (
@@ -122,10 +122,10 @@ def settle(
     """Applies an outcome to the caller's objects, and returns the output.
 
     Args:
-        result: what the pure function returned.
-        leaves: the leaves of the caller's arguments.
-        objects: returns the caller's objects by index; called only if the outcome refers to them.
-        output_only: leave the caller's objects alone.
+        result: What the pure function returned.
+        leaves: The leaves of the caller's arguments.
+        objects: Returns the caller's objects by index; called only if the outcome refers to them.
+        output_only: Leave the caller's objects alone.
 
     Raises:
         TraceContextError: an object may not be changed here. Nothing is changed then.

@@ -7,7 +7,7 @@ entry of `argnums`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -21,7 +21,7 @@ from sonde.nnx.states.traversals import unflatten_mapping
 from sonde.nnx.structure.definitions import Path
 from sonde.nnx.structure.split_merge import GraphDef
 from sonde.nnx.structure.value_kinds import NODE, kind_of
-from sonde.nnx.transforms.options import Mode
+from sonde.nnx.transforms.options import Mode, mode, refuse_bound_method
 from sonde.nnx.variable.variable import Variable
 
 Prefix: TypeAlias = "int | type[Carry] | PartitionSpec | Sharding | Format | _Prefixes | None"
@@ -84,7 +84,7 @@ class StateAxes(ByFilter, Mapping[Filter, Any]):  # pyright: ignore[reportIncomp
     """Axes by filter, for the Variables of a Module in `nnx.vmap`, `nnx.pmap` and `nnx.scan`; a mapping.
 
     Args:
-        filter_axes: from filter to axis, in order; an axis is an int, None, or `nnx.Carry` in `nnx.scan`. Or a State
+        filter_axes: From filter to axis, in order; an axis is an int, None, or `nnx.Carry` in `nnx.scan`. Or a State
             with an axis in place of every Variable.
 
     Example:
@@ -119,7 +119,7 @@ class StateSharding(ByFilter):
     """Shardings by filter, for the Variables of a Module in `nnx.jit` and `nnx.shard_map`.
 
     Args:
-        filter_sharding: from filter to sharding (or PartitionSpec), in order. Or a State with a sharding in place of
+        filter_sharding: From filter to sharding (or PartitionSpec), in order. Or a State with a sharding in place of
             every Variable.
     """
 
@@ -136,9 +136,9 @@ class TreeState:
     """One value per leaf of an object; the values are the children of this pytree.
 
     Attributes:
-        graphdef: the structure.
-        leaves: the values, in the order of states.
-        paths: their paths below the object.
+        graphdef: The structure.
+        leaves: The values, in the order of states.
+        paths: Their paths below the object.
     """
 
     def __init__(self, graphdef: GraphDef[Any], paths: tuple[PathParts, ...], leaves: list[Any]):
@@ -173,22 +173,31 @@ class DiffState:
     """An argument of `nnx.grad`, and which of its Variables to differentiate with respect to.
 
     Attributes:
-        argnum: the position of the argument.
-        filter: which Variables.
+        argnum: The position of the argument.
+        filter: Which Variables.
     """
 
     argnum: int
     filter: Filter
 
 
-def refuse_prefixes(verb: str, what: str, prefix: Prefix | DiffState | Sequence[int | DiffState], mode: Mode) -> None:
+def prepare(verb: str, f: Callable[..., Any], graph: bool | None, graph_updates: bool | None, **prefixes: Any) -> Mode:
+    """The mode that a transform runs in, after checks of its function and of the options that are prefixes."""
+    run_mode = mode(graph, graph_updates)
+    for what, prefix in prefixes.items():
+        _refuse_prefixes(verb, what, prefix, run_mode)
+    refuse_bound_method(verb, f)
+    return run_mode
+
+
+def _refuse_prefixes(verb: str, what: str, prefix: Prefix | DiffState | Sequence[int | DiffState], mode: Mode) -> None:
     """Refuses an option that the mode does not allow.
 
     Args:
-        verb: the transform, for messages.
-        what: the option, for messages.
-        prefix: its value.
-        mode: the mode.
+        verb: The transform, for messages.
+        what: The option, for messages.
+        prefix: Its value.
+        mode: The mode.
 
     Raises:
         ValueError: it holds filters and graph updates are off, or nodes and they are on, or a Variable.

@@ -7,8 +7,9 @@ from typing import Any
 
 import jax
 
-from sonde.nnx.transforms.lifting import Fixed, take
-from sonde.nnx.transforms.options import MISSING, also_decorator, as_indices, mode, named_like, refuse_bound_method
+from sonde.nnx.transforms.lifting import take
+from sonde.nnx.transforms.options import MISSING, also_decorator, named_like
+from sonde.nnx.transforms.prefixes import prepare
 
 
 @also_decorator
@@ -24,12 +25,12 @@ def remat(
     """`jax.checkpoint` for functions of Modules and Variables.
 
     Args:
-        f: the function; leave it out to use `remat` as a decorator with options.
-        prevent_cse: see `jax.checkpoint`.
-        static_argnums: positions of arguments that are not traced.
-        policy: which intermediate values to keep, see `jax.checkpoint_policies`.
+        f: The function; leave it out to use `remat` as a decorator with options.
+        prevent_cse: See `jax.checkpoint`.
+        static_argnums: Positions of arguments that are not traced.
+        policy: Which intermediate values to keep, see `jax.checkpoint_policies`.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
+        graph_updates: Whether the function may change the structure of its arguments. None: the current setting.
 
     Example:
         >>> from sonde import nnx
@@ -41,13 +42,11 @@ def remat(
         >>> float(nnx.grad(lambda w: layer(w, 3.0))(w))
         3.0
     """
-    run_mode = mode(graph, graph_updates)
-    refuse_bound_method("remat", f)
+    run_mode = prepare("remat", f, graph, graph_updates)
 
     @named_like(f)
     def rematerialized(*args: Any, **kwargs: Any) -> Any:
-        fixed = as_indices(static_argnums, len(args))
-        taken = take("remat", run_mode, [Fixed(x) if i in fixed else x for i, x in enumerate(args)], kwargs)
+        taken = take("remat", run_mode, args, kwargs, static=static_argnums)
         run = jax.checkpoint(taken.pure(f), prevent_cse=prevent_cse, policy=policy)
         return taken.settle(run(taken.values))
 

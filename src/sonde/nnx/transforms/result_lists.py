@@ -15,15 +15,15 @@ class Lists:
     """The lists in which values leave a mapped function; a `Placement`.
 
     Args:
-        verb: the transform, for messages.
-        structure: what the arguments are.
-        leaves: their leaves.
-        arguments: the option for the arguments, such as `in_axes`, and its name.
-        output: the option for the output, and its name.
+        verb: The transform, for messages.
+        structure: What the arguments are.
+        leaves: Their leaves.
+        arguments: The option for the arguments, such as `in_axes`, and its name.
+        output: The option for the output, and its name.
 
     Attributes:
-        in_values: the value of the option for each leaf of the arguments.
-        kinds: the values that occur, one for each list.
+        in_values: The value of the option for each leaf of the arguments.
+        kinds: The values that occur, one for each list.
     """
 
     def __init__(

@@ -23,12 +23,17 @@ from sonde.nnx.transforms.bounded_cache import PROGRAMS, Recent
 from sonde.nnx.transforms.leaf_values import numbering
 from sonde.nnx.transforms.lifting import Entered, Taken, enter, raw, take
 from sonde.nnx.transforms.loops import returned
-from sonde.nnx.transforms.options import MISSING, also_decorator, mode, named_like, positional, refuse_bound_method
+from sonde.nnx.transforms.options import (
+    MISSING,
+    also_decorator,
+    named_after,
+    named_like,
+    positional,
+)
 from sonde.nnx.transforms.outcome import Outcome
-from sonde.nnx.transforms.prefixes import Carry, Prefix, StateAxes, refuse_prefixes
+from sonde.nnx.transforms.prefixes import Carry, Prefix, StateAxes, prepare
 from sonde.nnx.transforms.result_lists import Lists
 from sonde.nnx.variable.array_references import is_reference
-from sonde.nnx.variable.sharding import PARTITION_NAME
 from sonde.nnx.variable.variable import Variable
 
 T = TypeVar("T")
@@ -51,16 +56,16 @@ def scan(
     """`jax.lax.scan` for functions of Modules and Variables, with any number of arguments along any axes.
 
     Args:
-        f: the function; leave it out to use `scan` as a decorator with options.
-        length: the number of iterations, if nothing is scanned.
-        reverse: whether to run from the last element to the first.
-        unroll: see `jax.lax.scan`.
-        in_axes: for each argument, the axis to scan along, None for "the same in all iterations", `nnx.Carry` for the
+        f: The function; leave it out to use `scan` as a decorator with options.
+        length: The number of iterations, if nothing is scanned.
+        reverse: Whether to run from the last element to the first.
+        unroll: See `jax.lax.scan`.
+        in_axes: For each argument, the axis to scan along, None for "the same in all iterations", `nnx.Carry` for the
             carry, `StateAxes` for the Variables of a Module, or containers of axes.
-        out_axes: for each output the axis along which to stack it, and `nnx.Carry` for the carry.
+        out_axes: For each output the axis along which to stack it, and `nnx.Carry` for the carry.
         transform_metadata: `{nnx.PARTITION_NAME: name}`, see `nnx.vmap`.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
+        graph_updates: Whether the function may change the structure of its arguments. None: the current setting.
 
     Raises:
         ValueError: `nnx.Carry` is there more than once, or only on one side; the axes do not fit; the carry changes its
@@ -73,10 +78,7 @@ def scan(
         >>> float(nnx.scan(lambda x, layer: layer.w * x, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(1.0, layers))
         6.0
     """
-    run_mode = mode(graph, graph_updates)
-    refuse_prefixes("scan", "in_axes", in_axes, run_mode)
-    refuse_prefixes("scan", "out_axes", out_axes, run_mode)
-    refuse_bound_method("scan", f)
+    run_mode = prepare("scan", f, graph, graph_updates, in_axes=in_axes, out_axes=out_axes)
     carry_in, carry_out = _position_of_carry(in_axes, "in_axes"), _position_of_carry(out_axes, "out_axes")
     if (carry_in is None) != (carry_out is None):
         raise ValueError(
@@ -84,9 +86,7 @@ def scan(
             f"neither, got in_axes={in_axes} and out_axes={out_axes}."
         )
     _check_out_axes(out_axes)
-    fn = f
-    if transform_metadata and PARTITION_NAME in transform_metadata:
-        fn = with_axis_names(f, in_axes, out_axes, transform_metadata, run_mode.graph)
+    fn = with_axis_names(f, in_axes, out_axes, transform_metadata, run_mode.graph)
     options = {"length": length, "reverse": reverse, "unroll": unroll, "_split_transpose": _split_transpose}
 
     scans: Recent[_Scan] = Recent(PROGRAMS)
@@ -204,8 +204,8 @@ class _Scan:
             new_values.update(zip([*self._round, *self._bare_carried], [*round_, *arrays]))
             return [new_values.get(i, inputs[i]) for i in moving], (built, [new_values[i] for i in stacked])
 
-        body.__name__ = getattr(self._fn, "__name__", "scan")
-        final, (built, slices) = jax.lax.scan(body, [values[i] for i in moving], xs, **options)
+        start = [values[i] for i in moving]
+        final, (built, slices) = jax.lax.scan(named_after(self._fn, body), start, xs, **options)
         built = [_moved_back(x, kinds[n]) for x, n in zip(built, outcome.lists_of_leaves)]
         new_values = {i: values[i] for i in forgotten}
         new_values.update(zip(moving, final))

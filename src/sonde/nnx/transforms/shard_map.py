@@ -10,8 +10,8 @@ from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
 from sonde.nnx.transforms.lifting import take
-from sonde.nnx.transforms.options import MISSING, also_decorator, mode, named_like, positional, refuse_bound_method
-from sonde.nnx.transforms.prefixes import Prefix, refuse_prefixes
+from sonde.nnx.transforms.options import MISSING, also_decorator, named_like, positional
+from sonde.nnx.transforms.prefixes import Prefix, prepare
 from sonde.nnx.transforms.result_lists import Lists
 
 
@@ -30,15 +30,15 @@ def shard_map(
     """`jax.shard_map` for functions of Modules and Variables.
 
     Args:
-        f: the function; leave it out to use `shard_map` as a decorator with options.
-        mesh: the devices.
-        in_specs: for each argument, how it is sharded: a PartitionSpec, `StateSharding` for the Variables of a Module,
+        f: The function; leave it out to use `shard_map` as a decorator with options.
+        mesh: The devices.
+        in_specs: For each argument, how it is sharded: a PartitionSpec, `StateSharding` for the Variables of a Module,
             containers of these, or None for "not sharded". A Variable comes back sharded as it went in.
-        out_specs: the same for the output.
-        axis_names: the axes of the mesh that the function handles; all if empty.
-        check_vma: see `jax.shard_map`.
+        out_specs: The same for the output.
+        axis_names: The axes of the mesh that the function handles; all if empty.
+        check_vma: See `jax.shard_map`.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
+        graph_updates: Whether the function may change the structure of its arguments. None: the current setting.
 
     Raises:
         ValueError: the specs do not fit the arguments, or `graph` is False and a Variable occurs twice.
@@ -52,10 +52,7 @@ def shard_map(
         >>> double(nnx.Param(jnp.array(2.0)), jnp.arange(3.0))
         Array([0., 2., 4.], dtype=float32)
     """
-    run_mode = mode(graph, graph_updates)
-    refuse_prefixes("shard_map", "in_specs", in_specs, run_mode)
-    refuse_prefixes("shard_map", "out_specs", out_specs, run_mode)
-    refuse_bound_method("shard_map", f)
+    run_mode = prepare("shard_map", f, graph, graph_updates, in_specs=in_specs, out_specs=out_specs)
 
     @named_like(f)
     def sharded(*args: Any, **kwargs: Any) -> Any:

@@ -44,7 +44,7 @@ class Before:
         A loop's carry keeps its form; replacing a Variable by one of the same kind does not change it.
 
         Args:
-            carried: the identities of the Variables that may be replaced.
+            carried: The identities of the Variables that may be replaced.
         """
         replaced: list[tuple[Pytree, Any, Variable[Any], Variable[Any]]] = []
         for node, (layout, data, _), _ in self._looks:
@@ -67,7 +67,7 @@ class Before:
         """Takes new arrays that have replaced others out again; the others return.
 
         Args:
-            numbers: of the arrays that may be replaced, by identity.
+            numbers: Of the arrays that may be replaced, by identity.
 
         Returns:
             The new arrays by those numbers.
@@ -115,9 +115,9 @@ def replay(edit: Definition, leaves: Iterator[Any], known: dict[Any, Any]) -> No
     """Gives a node the attributes of an edit.
 
     Args:
-        edit: the definition of a node.
-        leaves: the leaves of new objects; the edit takes as many as it needs.
-        known: objects by index; those that are made are added.
+        edit: The definition of a node.
+        leaves: The leaves of new objects; the edit takes as many as it needs.
+        known: Objects by index; those that are made are added.
     """
     _, _, index, layout, static, *_ = edit
     known[index]._become(layout, new_data(edit, leaves, known), static)

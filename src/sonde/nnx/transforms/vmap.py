@@ -14,21 +14,18 @@ import jax
 
 from sonde.nnx.transforms.axis_metadata import with_axis_names
 from sonde.nnx.transforms.bounded_cache import PROGRAMS, Recent
-from sonde.nnx.transforms.lifting import Entered, Fixed, Taken, enter, take
+from sonde.nnx.transforms.lifting import Entered, Taken, enter, take
 from sonde.nnx.transforms.options import (
     MISSING,
-    Mode,
     also_decorator,
     as_indices,
-    mode,
+    named_after,
     named_like,
-    refuse_bound_method,
     with_axes,
 )
 from sonde.nnx.transforms.outcome import PureResult
-from sonde.nnx.transforms.prefixes import Prefix, refuse_prefixes
+from sonde.nnx.transforms.prefixes import Prefix, prepare
 from sonde.nnx.transforms.result_lists import Lists, with_keywords
-from sonde.nnx.variable.sharding import PARTITION_NAME
 
 
 @also_decorator
@@ -47,18 +44,18 @@ def vmap(
     """`jax.vmap` for functions of Modules and Variables.
 
     Args:
-        f: the function; leave it out to use `vmap` as a decorator with options.
-        in_axes: the mapped axis of each argument: an int, None for "the same for all", `StateAxes` for the Variables of
+        f: The function; leave it out to use `vmap` as a decorator with options.
+        in_axes: The mapped axis of each argument: an int, None for "the same for all", `StateAxes` for the Variables of
             a Module, what `nnx.prefix` returns, or containers of these. Keyword arguments without a place in it are
             mapped along axis 0.
-        out_axes: where the mapped axis is in the output; the same forms.
-        axis_name: a name for collectives.
-        axis_size: the size of the axis, if no argument is mapped.
-        spmd_axis_name: see `jax.vmap`.
+        out_axes: Where the mapped axis is in the output; the same forms.
+        axis_name: A name for collectives.
+        axis_size: The size of the axis, if no argument is mapped.
+        spmd_axis_name: See `jax.vmap`.
         transform_metadata: `{nnx.PARTITION_NAME: name}` names the axis in the sharding metadata of Variables, see
             `nnx.transform_metadata`; other keys name it in other metadata.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
+        graph_updates: Whether the function may change the structure of its arguments. None: the current setting.
 
     Raises:
         ValueError: the axes do not fit the arguments, or `graph` is False and a Variable occurs twice.
@@ -75,11 +72,8 @@ def vmap(
         >>> count.sum()
         Array(3., dtype=float32)
     """
-    run_mode = mode(graph, graph_updates)
-    refuse_prefixes("vmap", "in_axes", in_axes, run_mode)
-    refuse_prefixes("vmap", "out_axes", out_axes, run_mode)
-    refuse_bound_method("vmap", f)
-    fn = _with_axis_names(f, in_axes, out_axes, transform_metadata, run_mode)
+    run_mode = prepare("vmap", f, graph, graph_updates, in_axes=in_axes, out_axes=out_axes)
+    fn = with_axis_names(f, in_axes, out_axes, transform_metadata, run_mode.graph)
 
     @named_like(f)
     def mapped(*args: Any, **kwargs: Any) -> Any:
@@ -95,7 +89,7 @@ def vmap(
             return entered.leave(fn(*entered.args, **entered.kwargs), placement=lists)
 
         run = jax.vmap(
-            _named(pure, f),
+            named_after(f, pure),
             in_axes=tuple(axes) or 0,
             out_axes=(tuple(lists.kinds), 0),
             axis_name=axis_name,
@@ -111,7 +105,7 @@ def vmap(
                 raise
             path = inside[0].path_in_list(int(place[1]), int(place[2]))
             raise ValueError(
-                f"nnx.vmap of {_named(pure, f).__name__!r}: the new value of {path} differs from example to example, "
+                f"nnx.vmap of {pure.__name__!r}: the new value of {path} differs from example to example, "
                 f"but it has no mapped axis to be in ({place[3].lstrip(', ')}). Give it one with nnx.StateAxes; for "
                 "values that a Module sows, nnx.capture needs none."
             ) from error
@@ -127,20 +121,6 @@ _OUT_AXES = re.compile(r"out_axes\[0\]\[(\d+)\]\[(\d+)\][^,]*(, got axis spec .*
 def _lists(verb: str, taken: Taken, in_axes: Prefix, out_axes: Prefix) -> Lists:
     axes = with_keywords(taken.structure, in_axes, 0)
     return Lists(verb, taken.structure, taken.leaves, arguments=("in_axes", axes), output=("out_axes", out_axes))
-
-
-def _named(pure: Callable[..., Any], f: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a pure function the name of the user's, for profiles and messages of JAX."""
-    pure.__name__ = getattr(f, "__name__", type(f).__name__)
-    return pure
-
-
-def _with_axis_names(
-    f: Callable[..., Any], in_axes: Prefix, out_axes: Prefix, metadata: Mapping[str, Any] | None, run_mode: Mode
-) -> Any:
-    if not metadata or PARTITION_NAME not in metadata:
-        return f
-    return with_axis_names(f, in_axes, out_axes, metadata, run_mode.graph)
 
 
 @also_decorator
@@ -162,26 +142,23 @@ def pmap(
     """`jax.pmap` for functions of Modules and Variables; see `nnx.vmap` for the axes.
 
     Args:
-        f: the function; leave it out to use `pmap` as a decorator with options.
-        axis_name: a name for collectives.
-        in_axes: the mapped axis of each argument.
-        out_axes: where the mapped axis is in the output.
-        static_broadcasted_argnums: positions of arguments that are compile-time constants.
-        devices: the devices to run on.
-        backend: the backend to run on.
-        axis_size: the size of the axis.
-        donate_argnums: positions of arguments whose arrays may be reused. Variables among them get a new value.
+        f: The function; leave it out to use `pmap` as a decorator with options.
+        axis_name: A name for collectives.
+        in_axes: The mapped axis of each argument.
+        out_axes: Where the mapped axis is in the output.
+        static_broadcasted_argnums: Positions of arguments that are compile-time constants.
+        devices: The devices to run on.
+        backend: The backend to run on.
+        axis_size: The size of the axis.
+        donate_argnums: Positions of arguments whose arrays may be reused. Variables among them get a new value.
         transform_metadata: `{nnx.PARTITION_NAME: name}`, see `nnx.vmap`.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
+        graph_updates: Whether the function may change the structure of its arguments. None: the current setting.
     """
-    run_mode = mode(graph, graph_updates)
-    refuse_prefixes("pmap", "in_axes", in_axes, run_mode)
-    refuse_prefixes("pmap", "out_axes", out_axes, run_mode)
-    refuse_bound_method("pmap", f)
-    fn = _with_axis_names(f, in_axes, out_axes, transform_metadata, run_mode)
+    run_mode = prepare("pmap", f, graph, graph_updates, in_axes=in_axes, out_axes=out_axes)
+    fn = with_axis_names(f, in_axes, out_axes, transform_metadata, run_mode.graph)
     static = static_broadcasted_argnums
-    static = (static,) if isinstance(static, int) else tuple(static)
+    static = static if isinstance(static, int) else tuple(static)
     donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
     programs: Recent[Any] = Recent(PROGRAMS)
 
@@ -196,7 +173,7 @@ def pmap(
             return entered.leave(fn(*entered.args, **entered.kwargs), placement=lists)
 
         return jax.pmap(
-            _named(pure, f),
+            named_after(f, pure),
             axis_name=axis_name,
             in_axes=tuple(lists.in_values),
             out_axes=(tuple(lists.kinds), 0),
@@ -209,8 +186,7 @@ def pmap(
     @named_like(f)
     def mapped(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = with_axes(f, args, kwargs, in_axes)
-        fixed = as_indices(static, len(args))
-        taken = take("pmap", run_mode, [Fixed(x) if i in fixed else x for i, x in enumerate(args)], kwargs)
+        taken = take("pmap", run_mode, args, kwargs, static=static)
         run = programs.get(taken.structure, lambda: program(taken))
         return taken.settle(run(*taken.values))
 

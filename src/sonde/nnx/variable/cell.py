@@ -14,7 +14,7 @@ class Cell:
     """Holds a value.
 
     Attributes:
-        value: the value.
+        value: The value.
     """
 
     __slots__ = ("value",)

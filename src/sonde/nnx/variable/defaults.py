@@ -67,8 +67,8 @@ def var_defaults(*, hijax: bool | None = None, ref: bool | None = None) -> VarDe
     """Sets the default `hijax` and `ref` of new Variables; without arguments, returns the current defaults.
 
     Args:
-        hijax: the default `hijax`; None leaves it unchanged.
-        ref: the default `ref`; None leaves it unchanged.
+        hijax: The default `hijax`; None leaves it unchanged.
+        ref: The default `ref`; None leaves it unchanged.
 
     Returns:
         A context manager and decorator, which may be ignored; without arguments, the defaults.

@@ -59,7 +59,7 @@ def logical_axis_rules(rules: Rules) -> Iterator[None]:
     """Within the block, logical axis names mean the mesh axes that `rules` gives.
 
     Args:
-        rules: pairs of a logical name and a mesh axis, several mesh axes, or None for "not sharded".
+        rules: Pairs of a logical name and a mesh axis, several mesh axes, or None for "not sharded".
     """
     before = current_rules()
     _local.rules = tuple(rules)

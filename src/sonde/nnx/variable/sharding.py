@@ -26,10 +26,10 @@ def with_partitioning(initializer: F, sharding: tuple[Any, ...], mesh: Mesh | No
     """Wraps an initializer so that the Variable that takes its value is sharded.
 
     Args:
-        initializer: the initializer.
-        sharding: the name of a mesh axis, several names, or None, per dimension.
-        mesh: the mesh; the current mesh by default.
-        **metadata: more metadata for the Variable.
+        initializer: The initializer.
+        sharding: The name of a mesh axis, several names, or None, per dimension.
+        mesh: The mesh; the current mesh by default.
+        **metadata: More metadata for the Variable.
     """
     return with_metadata(initializer, out_sharding=sharding, mesh=mesh, **metadata)
 
@@ -70,7 +70,7 @@ def as_abstract(tree: A, graph: bool | None = None) -> A:
     """A copy of an abstract model in which every Variable with `out_sharding` has its sharding.
 
     Args:
-        tree: a model whose Variables hold `jax.ShapeDtypeStruct`, as `nnx.eval_shape` returns it.
+        tree: A model whose Variables hold `jax.ShapeDtypeStruct`, as `nnx.eval_shape` returns it.
         graph: True allows shared references, False demands a tree. None: the current mode.
     """
 
@@ -95,8 +95,8 @@ def sharded_shape(variable: Variable[Any], mesh: Mesh | AbstractMesh | None) -> 
     """The shape that an abstract Variable holds, with its sharding; None if it already has one, or no mesh is known.
 
     Args:
-        variable: the Variable.
-        mesh: the mesh, if the metadata of the Variable has none; None if there is no mesh.
+        variable: The Variable.
+        mesh: The mesh, if the metadata of the Variable has none; None if there is no mesh.
     """
     value, sharding = variable.get_raw_value(), variable.get_metadata("out_sharding", None)
     mesh = variable.get_metadata("mesh", None) or mesh
@@ -117,9 +117,9 @@ def add_axis(tree: A, index: int, transform_metadata: Mapping[str, Any]) -> A:
     """Names a new axis in the metadata of all Variables of a pytree, in place, and runs their hooks.
 
     Args:
-        tree: a State or pytree with Variables that a transform added an axis to.
-        index: where the axis is.
-        transform_metadata: the name of the axis for `out_sharding`, under the key `PARTITION_NAME`; other keys are
+        tree: A State or pytree with Variables that a transform added an axis to.
+        index: Where the axis is.
+        transform_metadata: The name of the axis for `out_sharding`, under the key `PARTITION_NAME`; other keys are
             names of metadata entries, with the name of the axis for each.
     """
 

@@ -50,9 +50,9 @@ def variable_type_from_name(
     """The Variable type registered under a name.
 
     Args:
-        name: the registered name.
-        base: the class to derive a new type from.
-        allow_register: make and register a new type if the name is unknown.
+        name: The registered name.
+        base: The class to derive a new type from.
+        allow_register: Make and register a new type if the name is unknown.
 
     Raises:
         ValueError: the name is unknown and `allow_register` is False.

@@ -50,9 +50,9 @@ class Variable(ArrayLike, Rendered, Generic[A]):
     Subclass it to make your own type; filters select Variables by type.
 
     Args:
-        value: what the Variable holds; or a `VariableMetadata`, as wrapped initializers return.
-        eager_sharding: whether to place the value as `out_sharding` says when the Variable is made.
-        **metadata: anything worth knowing about the value. Names with a meaning: `out_sharding` (axis names of a
+        value: What the Variable holds; or a `VariableMetadata`, as wrapped initializers return.
+        eager_sharding: Whether to place the value as `out_sharding` says when the Variable is made.
+        **metadata: Anything worth knowing about the value. Names with a meaning: `out_sharding` (axis names of a
             mesh, one per dimension), `mesh`, `sharding_rules`, `tag` (what a string filter matches), `ref=True` (keep
             the array in a `jax.Ref`), `hijax=True` (keep each array of a tree in one) and the hooks `on_get_value`,
             `on_set_value`, `on_create_value`, `on_add_axis`, `on_remove_axis`.
@@ -217,9 +217,9 @@ class Variable(ArrayLike, Rendered, Generic[A]):
         """One entry of the metadata, or all as a new dict.
 
         Args:
-            name: the entry; None for all.
-            default: what to return when there is no such entry.
-            exclude_required: leave out the entries that every Variable has.
+            name: The entry; None for all.
+            default: What to return when there is no such entry.
+            exclude_required: Leave out the entries that every Variable has.
 
         Raises:
             KeyError: there is no such entry and no default.

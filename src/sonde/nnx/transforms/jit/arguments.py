@@ -53,12 +53,12 @@ class Arguments:
     """The arguments of a call, sorted.
 
     Attributes:
-        skeleton: how to put the arguments together again; hashable.
+        skeleton: How to put the arguments together again; hashable.
         roots: Modules and Variables.
-        names: their names in messages.
-        root_arguments: for each root, the position or name of the argument it is in.
-        plain: the other arguments.
-        plain_arguments: the same for the plain arguments.
+        names: Their names in messages.
+        root_arguments: For each root, the position or name of the argument it is in.
+        plain: The other arguments.
+        plain_arguments: The same for the plain arguments.
     """
 
     __slots__ = ("names", "plain", "plain_arguments", "root_arguments", "roots", "skeleton")
@@ -106,8 +106,8 @@ def shardings_along(prefix: Prefix, skeleton: Skeleton) -> tuple[list[Any], list
     """The parts of `in_shardings` for the roots, and those for the plain arguments.
 
     Args:
-        prefix: one value for all, or one for each positional argument that is not static.
-        skeleton: see `Arguments`.
+        prefix: One value for all, or one for each positional argument that is not static.
+        skeleton: See `Arguments`.
     """
     roots: list[Any] = []
     plain: list[Any] = []

@@ -15,8 +15,8 @@ from sonde.nnx.transforms.jit.arguments import PLAIN, ROOT, Arguments, holds_obj
 from sonde.nnx.transforms.jit.memory import LastCall, Memory, Plan
 from sonde.nnx.transforms.jit.program import Options, Program, tracing
 from sonde.nnx.transforms.lifting import Fixed, Structure, take, walk_call
-from sonde.nnx.transforms.options import MISSING, also_decorator, mode, named_like, refuse_bound_method
-from sonde.nnx.transforms.prefixes import Prefix, refuse_prefixes
+from sonde.nnx.transforms.options import MISSING, also_decorator, mode, named_like
+from sonde.nnx.transforms.prefixes import Prefix, prepare
 from sonde.nnx.transforms.stages import Lowered, Traced
 
 P = ParamSpec("P")
@@ -92,22 +92,22 @@ def jit(
     """`jax.jit` for functions of Modules and Variables; changes of Variables reach the caller.
 
     Args:
-        fun: the function; leave it out to use `jit` as a decorator with options.
-        in_shardings: a sharding for each positional argument that is not static, or None; `StateSharding` for the
+        fun: The function; leave it out to use `jit` as a decorator with options.
+        in_shardings: A sharding for each positional argument that is not static, or None; `StateSharding` for the
             Variables of a Module.
-        out_shardings: the same for the output.
-        static_argnums: positions of arguments that are compile-time constants; they must be hashable.
-        static_argnames: names of such arguments. If only one of the two is given, the other is found from the
+        out_shardings: The same for the output.
+        static_argnums: Positions of arguments that are compile-time constants; they must be hashable.
+        static_argnames: Names of such arguments. If only one of the two is given, the other is found from the
             signature.
-        donate_argnums: positions of arguments whose arrays may be reused. All Variables among them get a new value, so
+        donate_argnums: Positions of arguments whose arrays may be reused. All Variables among them get a new value, so
             the objects can be used afterwards.
-        donate_argnames: names of such arguments.
-        keep_unused: see `jax.jit`.
-        device: see `jax.jit`.
-        backend: see `jax.jit`.
-        inline: see `jax.jit`.
+        donate_argnames: Names of such arguments.
+        keep_unused: See `jax.jit`.
+        device: See `jax.jit`.
+        backend: See `jax.jit`.
+        inline: See `jax.jit`.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
+        graph_updates: Whether the function may change the structure of its arguments. None: the current setting.
 
     Returns:
         A function with the same arguments. It has `lower`, `trace` and `eval_shape`, as with `jax.jit`.
@@ -127,15 +127,10 @@ def jit(
         >>> int(step(count, 5)), int(step(count, 5)), int(count)
         (5, 10, 2)
     """
-    run_mode = mode(graph, graph_updates)
+    prefixes = {"in_shardings": in_shardings, "out_shardings": out_shardings}
+    run_mode = prepare("jit", fun, graph, graph_updates, **prefixes)
     more: dict[str, Any] = {"keep_unused": keep_unused, "inline": inline}
-    if device is not None:
-        more["device"] = device
-    if backend is not None:
-        more["backend"] = backend
-    refuse_prefixes("jit", "in_shardings", in_shardings, run_mode)
-    refuse_prefixes("jit", "out_shardings", out_shardings, run_mode)
-    refuse_bound_method("jit", fun)
+    more |= {name: value for name, value in (("device", device), ("backend", backend)) if value is not None}
     static = named_arguments(fun, static_argnums, static_argnames)
     donated = named_arguments(fun, donate_argnums, donate_argnames)
     return _caller(fun, _Compiler(Options(fun, run_mode, in_shardings, out_shardings, static, donated, more)))
@@ -207,9 +202,9 @@ class _Compiler:
         """Calls the function; remembers the plan if the call was simple.
 
         Args:
-            args: the positional arguments.
-            kwargs: the others.
-            ruled_out: a plan that is known not to hold now.
+            args: The positional arguments.
+            kwargs: The others.
+            ruled_out: A plan that is known not to hold now.
         """
         plan, arguments, nodes, order = self._plan(args, kwargs, ruled_out)
         if nodes is not None:  # a capture runs: note which Modules the copies inside stand for
@@ -296,9 +291,9 @@ def jit_partial(fun: Callable[..., Any], *partial_args: Any, **options: Any) -> 
     """`nnx.jit` with its first arguments fixed.
 
     Args:
-        fun: the function.
-        *partial_args: its first arguments; their Variables may change between and during calls.
-        **options: those of `nnx.jit`; positions count from the first of `partial_args`.
+        fun: The function.
+        *partial_args: Its first arguments; their Variables may change between and during calls.
+        **options: Those of `nnx.jit`; positions count from the first of `partial_args`.
 
     Returns:
         A function of the other arguments.
@@ -319,10 +314,10 @@ def cached_partial(
     arguments. It does not see changes of attributes made after `cached_partial`.
 
     Args:
-        f: a function that `nnx.jit` returned.
-        *cached_args: its first arguments.
-        graph: accepted for compatibility with Flax; the mode is that of `f`.
-        graph_updates: accepted for compatibility with Flax, as `graph`.
+        f: A function that `nnx.jit` returned.
+        *cached_args: Its first arguments.
+        graph: Accepted for compatibility with Flax; the mode is that of `f`.
+        graph_updates: Accepted for compatibility with Flax, as `graph`.
 
     Raises:
         ValueError: in a call, the function changes the structure of the fixed arguments.

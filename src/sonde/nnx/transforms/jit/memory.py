@@ -32,13 +32,13 @@ class Plan:
     """What is needed to call a program with certain roots.
 
     Attributes:
-        epoch: the structure epoch up to which the plan is known to hold.
-        program: what to call.
-        leaves: all Variables and bare arrays of the roots, in the order of the walk.
-        cells: the cells of the Variables, if the program takes one list of values, all of them of Variables, else None.
-        loose: whether something may change without bumping the epoch: lists and dicts among the data of nodes, and
+        epoch: The structure epoch up to which the plan is known to hold.
+        program: What to call.
+        leaves: All Variables and bare arrays of the roots, in the order of the walk.
+        cells: The cells of the Variables, if the program takes one list of values, all of them of Variables, else None.
+        loose: Whether something may change without bumping the epoch: lists and dicts among the data of nodes, and
             nodes whose attributes were handed out by `vars`.
-        run: the program's jitted function.
+        run: The program's jitted function.
     """
 
     __slots__ = (
@@ -218,15 +218,15 @@ class _Earlier:
     """The earlier attributes of a node, without keeping it or other nodes alive.
 
     Attributes:
-        node: a weak reference to it.
-        layout: which attributes it had.
-        data: the identities of its children. The plan keeps Variables and arrays alive, and there is one of these for
+        node: A weak reference to it.
+        layout: Which attributes it had.
+        data: The identities of its children. The plan keeps Variables and arrays alive, and there is one of these for
             every node, so an identity always means the same object. Containers are compared by content.
-        static: its static attributes.
-        own: the identities of all its attributes, in the order they were set: the quickest thing to compare. None if
+        static: Its static attributes.
+        own: The identities of all its attributes, in the order they were set: the quickest thing to compare. None if
             that is not all there is to compare.
-        containers: whether some of its children are plain containers.
-        n_variables: how many of its children are Variables.
+        containers: Whether some of its children are plain containers.
+        n_variables: How many of its children are Variables.
     """
 
     __slots__ = ("containers", "data", "layout", "n_variables", "node", "own", "static")
@@ -255,14 +255,14 @@ class LastCall:
     """The last call, in a form that is quick to compare with.
 
     Attributes:
-        plan: its plan.
-        n_args: the number of its positional arguments.
-        keywords: the names of those that were given by keyword.
-        n_front: how many objects there are, if they are the first positional arguments and all else is plain; or 0.
-        roots: positions of, and weak references to, the arguments that are objects.
-        plain: the positions of plain arguments.
-        static: positions and values of static arguments.
-        run: the jitted function.
+        plan: Its plan.
+        n_args: The number of its positional arguments.
+        keywords: The names of those that were given by keyword.
+        n_front: How many objects there are, if they are the first positional arguments and all else is plain; or 0.
+        roots: Positions of, and weak references to, the arguments that are objects.
+        plain: The positions of plain arguments.
+        static: Positions and values of static arguments.
+        run: The jitted function.
     """
 
     __slots__ = ("keywords", "n_args", "n_front", "plain", "plan", "roots", "run", "static")
@@ -299,8 +299,8 @@ class Memory:
     """Plans by the identity of their roots, and the last call.
 
     Attributes:
-        plans: by skeleton and identities: weak references to the roots, and plans for their recent structures.
-        last: the last call; None if it cannot be recognized quickly.
+        plans: By skeleton and identities: weak references to the roots, and plans for their recent structures.
+        last: The last call; None if it cannot be recognized quickly.
     """
 
     __slots__ = ("__weakref__", "last", "plans")

@@ -35,13 +35,13 @@ class Options:
     """The options of `nnx.jit`.
 
     Attributes:
-        fun: the function.
-        mode: the mode it runs in.
-        in_shardings: shardings of the arguments, or None.
-        out_shardings: shardings of the output, or None.
-        static: positions and names of static arguments.
-        donated: positions and names of donated arguments.
-        more: other options of `jax.jit`.
+        fun: The function.
+        mode: The mode it runs in.
+        in_shardings: Shardings of the arguments, or None.
+        out_shardings: Shardings of the output, or None.
+        static: Positions and names of static arguments.
+        donated: Positions and names of donated arguments.
+        more: Other options of `jax.jit`.
     """
 
     fun: Callable[..., Any]
@@ -57,21 +57,21 @@ class Program:
     """One `jax.jit` for all calls of one structure.
 
     Args:
-        options: the options of `nnx.jit`.
-        structure: the structure of the roots.
-        arguments: the arguments of a call.
-        leaves: the leaves of its roots.
+        options: The options of `nnx.jit`.
+        structure: The structure of the roots.
+        arguments: The arguments of a call.
+        leaves: The leaves of its roots.
 
     Attributes:
-        structure: the structure of the roots.
-        run: the jitted function. Its arguments are lists (bare arrays, values of Variables that are kept, values of
+        structure: The structure of the roots.
+        run: The jitted function. Its arguments are lists (bare arrays, values of Variables that are kept, values of
             those that are donated; empty lists are left out) and the plain arguments. It returns a tuple of the output,
             if that is plain, and what every transform returns; or the output alone, if there is nothing else and it is
             not a tuple.
-        arrays: the leaves that are bare arrays.
-        kept: the Variables whose values stay.
-        donated: the Variables whose values are donated.
-        positions: for each leaf, which list it is in, and its position there.
+        arrays: The leaves that are bare arrays.
+        kept: The Variables whose values stay.
+        donated: The Variables whose values are donated.
+        positions: For each leaf, which list it is in, and its position there.
     """
 
     __slots__ = ("arrays", "donated", "kept", "positions", "run", "structure")
