@@ -55,6 +55,7 @@ class _Unspecified:
 UNSPECIFIED: Any = _Unspecified()
 
 
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class ModuleState:
     """The state of a module besides its fields.
 
@@ -67,15 +68,12 @@ class ModuleState:
         children: The submodules that the module has made, by name.
     """
 
-    __slots__ = ("attached", "children", "cursor", "in_compact", "in_setup", "set_up")
-
-    def __init__(self) -> None:
-        self.attached = False
-        self.in_setup = False
-        self.in_compact = False
-        self.set_up = False
-        self.cursor: dict[str, int] = {}
-        self.children: dict[str, Any] = {}
+    attached: bool = False
+    in_setup: bool = False
+    in_compact: bool = False
+    set_up: bool = False
+    cursor: dict[str, int] = dataclasses.field(default_factory=dict)
+    children: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def forget_call(self) -> None:
         """Gets ready for the next call of a compact method."""
@@ -84,11 +82,7 @@ class ModuleState:
 
     def for_transform(self) -> ModuleState:
         """The state of the copy that runs inside a lifted transform: it continues the names from here."""
-        copy = ModuleState()
-        copy.attached = self.attached
-        copy.in_compact = self.in_compact
-        copy.cursor = dict(self.cursor)
-        return copy
+        return ModuleState(attached=self.attached, in_compact=self.in_compact, cursor=dict(self.cursor))
 
     def catch_up(self, inner: ModuleState) -> None:
         """Adds the names that the copy inside a lifted transform has given."""

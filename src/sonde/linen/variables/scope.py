@@ -8,6 +8,7 @@ outlive them (variables, counts of random keys) belongs to the run.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -44,6 +45,7 @@ def path_text(path: Path) -> str:
     return "/" + "/".join(path)
 
 
+@dataclasses.dataclass(slots=True, eq=False, kw_only=True, repr=False)
 class Run:
     """One execution of a module function.
 
@@ -64,44 +66,22 @@ class Run:
             inside transforms, what was sown so far, and the number of the run among the active ones.
     """
 
-    __slots__ = (
-        "adopted",
-        "capture",
-        "gather",
-        "initializing",
-        "keeps_sown",
-        "level",
-        "live",
-        "mutable",
-        "outer",
-        "root",
-        "roots",
-        "sown",
-        "trace",
-    )
+    mutable: Filter
+    initializing: bool = False
+    capture: bool | Callable[..., bool] = False
+    outer: Run | None = None
+    keeps_sown: KeepsSown | None = None
+    adopted: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+    trace: Any = dataclasses.field(default_factory=_jax.current_trace)
+    live: bool = True
+    root: Run = dataclasses.field(init=False)
+    roots: Sequence[Scope] = ()
+    gather: Any = None
+    sown: set[tuple[Path, str, str]] = dataclasses.field(default_factory=set)
+    level: int = 0
 
-    def __init__(
-        self,
-        *,
-        mutable: Filter,
-        initializing: bool = False,
-        capture: bool | Callable[..., bool] = False,
-        outer: Run | None = None,
-        keeps_sown: KeepsSown | None = None,
-    ) -> None:
-        self.mutable = mutable
-        self.initializing = initializing
-        self.capture = capture
-        self.outer = outer
-        self.keeps_sown = keeps_sown
-        self.adopted: dict[int, tuple[Any, Any]] = {}
-        self.trace = _jax.current_trace()
-        self.live = True
-        self.roots: Sequence[Scope] = ()
-        self.gather: Any = None
-        self.sown: set[tuple[Path, str, str]] = set()
-        self.level = 0
-        self.root: Run = outer.root if outer is not None else self
+    def __post_init__(self) -> None:
+        self.root = self if self.outer is None else self.outer.root
 
     def is_mutable(self, collection: str) -> bool:
         """Whether a collection may change."""

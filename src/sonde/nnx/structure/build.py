@@ -6,6 +6,7 @@ of a State into the order of the definition.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -72,22 +73,22 @@ def build(
         return build(definition, collect(definition, state), known=known, recreate=recreate)
 
 
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class _Builder:
     """The arguments of `build`. A `source` is the part of the state for one definition; None if leaves were given."""
 
-    __slots__ = ("from_state", "known", "level", "next_leaf", "prototypes", "recreate", "remember")
+    leaves: dataclasses.InitVar[Iterable[Any] | None]
+    known: dict[Any, Any]
+    recreate: bool
+    prototypes: dict[int, dict[Any, Any]] | None
+    remember: bool
+    from_state: bool = dataclasses.field(init=False)
+    next_leaf: Callable[[], Any] = dataclasses.field(init=False)
+    level: Any = dataclasses.field(init=False)
 
-    def __init__(
-        self,
-        leaves: Iterable[Any] | None,
-        known: dict[Any, Any],
-        recreate: bool,
-        prototypes: dict[int, dict[Any, Any]] | None,
-        remember: bool,
-    ) -> None:
+    def __post_init__(self, leaves: Iterable[Any] | None) -> None:
         self.from_state = leaves is None
         self.next_leaf = iter(leaves or ()).__next__
-        self.known, self.recreate, self.prototypes, self.remember = known, recreate, prototypes, remember
         self.level = trace_level()
 
     def make(self, d: Definition, source: Any) -> Any:

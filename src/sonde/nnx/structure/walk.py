@@ -11,6 +11,7 @@ sees it: everything among the data is a leaf, and meeting a Variable twice is an
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from sonde.nnx.variable.array_references import is_reference
 from sonde.nnx.variable.variable import Variable
 
 
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Walk:
     """What a walk found.
 
@@ -38,15 +40,12 @@ class Walk:
         loose: Lists and dicts whose changes do not bump the epoch.
     """
 
-    __slots__ = ("definition", "epoch", "leaves", "loose", "nodes", "paths")
-
-    def __init__(self) -> None:
-        self.epoch = EPOCH.value
-        self.definition: Any = None
-        self.leaves: list[Any] = []
-        self.paths: list[Path] = []
-        self.nodes: list[tuple[Path, Any]] = []
-        self.loose: list[Any] = []
+    epoch: int = dataclasses.field(default_factory=lambda: EPOCH.value)
+    definition: Any = None
+    leaves: list[Any] = dataclasses.field(default_factory=list)
+    paths: list[Path] = dataclasses.field(default_factory=list)
+    nodes: list[tuple[Path, Any]] = dataclasses.field(default_factory=list)
+    loose: list[Any] = dataclasses.field(default_factory=list)
 
     def flat(self) -> Iterator[tuple[Path, Any]]:
         """Pairs of path and leaf."""
@@ -89,38 +88,24 @@ def walk(
     return walker.found
 
 
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class _Walker:
     """A walk in progress: the arguments of `walk`, and what was visited so far."""
 
-    __slots__ = (
-        "announced",
-        "entered",
-        "everything",
-        "found",
-        "graph",
-        "leaves",
-        "numbers",
-        "paths",
-        "root",
-        "seen",
-        "verb",
-    )
+    root: object
+    graph: bool
+    verb: str
+    numbers: bool
+    seen: dict[int, int]
+    everything: list[tuple[Path, Any]] | None
+    found: Walk = dataclasses.field(default_factory=Walk)
+    leaves: list[Any] = dataclasses.field(init=False)  # those of `found`, without a lookup for each
+    paths: list[Path] = dataclasses.field(init=False)
+    entered: set[int] = dataclasses.field(default_factory=set)
+    announced: set[int] = dataclasses.field(default_factory=set)  # dicts inside States, whose changes bump the epoch
 
-    def __init__(
-        self,
-        root: Any,
-        graph: bool,
-        verb: str,
-        numbers: bool,
-        seen: dict[int, int],
-        everything: list[tuple[Path, Any]] | None,
-    ) -> None:
-        self.root, self.graph, self.verb, self.numbers = root, graph, verb, numbers
-        self.seen, self.everything = seen, everything
-        self.found = found = Walk()
-        self.leaves, self.paths = found.leaves, found.paths
-        self.entered: set[int] = set()
-        self.announced: set[int] = set()  # dicts inside States, whose changes bump the epoch
+    def __post_init__(self) -> None:
+        self.leaves, self.paths = self.found.leaves, self.found.paths
 
     def visit(self, value: Any, path: Path) -> Any:
         """The definition of any value."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -169,14 +169,11 @@ def _refuse_reduce_axes(verb: str, reduce_axes: Sequence[Hashable]) -> None:
         raise ValueError(f"nnx.{verb}(reduce_axes={reduce_axes!r}): JAX no longer has this option; leave it out.")
 
 
-class _Target:
+class _Target(NamedTuple):
     """An argument to differentiate with respect to, and which of its Variables; `predicate` is None for everything."""
 
-    __slots__ = ("argnum", "predicate")
-
-    def __init__(self, argnum: int, predicate: Predicate | None):
-        self.argnum = argnum
-        self.predicate = predicate
+    argnum: int
+    predicate: Predicate | None
 
     @classmethod
     def of(cls, argnum: int | DiffState, wrt: Filter, run_mode: Mode) -> _Target:

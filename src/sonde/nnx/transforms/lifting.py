@@ -26,6 +26,7 @@ which copy stands for which original.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -262,6 +263,7 @@ ONE_LIST: Placement = _OneList()
 _NEW_LEVEL = ("jit", "vmap", "pmap", "scan", "shard_map")
 
 
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Entered:
     """Copies of the arguments inside a trace.
 
@@ -269,53 +271,39 @@ class Entered:
         args: The positional arguments.
         kwargs: The keyword arguments.
         leaves: The Variables and arrays of the copies.
+        values: What the leaves were given.
         known: The Variables and nodes of the copies by index.
         structure: The structure of the arguments.
         verb: The transform, for messages.
         mode: The mode it runs in.
     """
 
-    __slots__ = (
-        "_before",
-        "_contents",
-        "_left",
-        "_values",
-        "args",
-        "known",
-        "kwargs",
-        "leaves",
-        "mode",
-        "structure",
-        "verb",
-    )
+    structure: Structure
+    call: dataclasses.InitVar[NamedValues]
+    leaves: list[Any]
+    values: Sequence[Any]
+    verb: str
+    mode: Mode
+    known: dict[int, Any]
+    args: tuple[Any, ...] = dataclasses.field(init=False)
+    kwargs: dict[str, Any] = dataclasses.field(init=False)
+    _before: Before | None = dataclasses.field(init=False)
+    _contents: dict[int, list[Any]] = dataclasses.field(init=False)
+    _left: Any = dataclasses.field(init=False)
 
-    def __init__(
-        self,
-        structure: Structure,
-        call: NamedValues,
-        leaves: list[Any],
-        values: Sequence[Any],
-        verb: str,
-        mode: Mode,
-        known: dict[int, Any],
-    ):
-        self.structure = structure
-        self.verb = verb
-        self.mode = mode
-        self._values = values
-        self.known = known
-        self._before = Before(known) if mode.updates else None
+    def __post_init__(self, call: NamedValues) -> None:
+        structure = self.structure
+        self._before = Before(self.known) if self.mode.updates else None
         # a dict inside a Variable can be changed in place, so its content is compared
-        self._contents = {i: jax.tree.leaves(v) for i, v in enumerate(values) if not hasattr(v, "dtype")}
-        self.leaves = leaves
-        values = [x.value if type(x) is Fixed else x for x in call.values]
-        self.args = tuple(values[: structure.n_args])
-        self.kwargs = dict(zip(structure.keywords, values[structure.n_args :]))
+        self._contents = {i: jax.tree.leaves(v) for i, v in enumerate(self.values) if not hasattr(v, "dtype")}
+        arguments = [x.value if type(x) is Fixed else x for x in call.values]
+        self.args = tuple(arguments[: structure.n_args])
+        self.kwargs = dict(zip(structure.keywords, arguments[structure.n_args :]))
 
     def changed(self) -> list[int]:
         """The Variables whose value or metadata differs from what they were given."""
         out = []
-        for i, (leaf, value, kind) in enumerate(zip(self.leaves, self._values, self.structure.kinds)):
+        for i, (leaf, value, kind) in enumerate(zip(self.leaves, self.values, self.structure.kinds)):
             if kind is None:
                 continue
             # Arrays are never changed in place, so another value is another object.

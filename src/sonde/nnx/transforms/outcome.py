@@ -8,6 +8,7 @@ the output is known.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from sonde.nnx.variable.variable import Variable, _set_metadata, _set_value
 
 
 @jax.tree_util.register_static
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Outcome:
     """Describes the arrays that left a pure function.
 
@@ -42,43 +44,27 @@ class Outcome:
         refers: Whether the edits or the output refer to objects of the arguments.
     """
 
-    __slots__ = (
-        "_key",
-        "changed",
-        "definition",
-        "edits",
-        "lists_of_changes",
-        "lists_of_leaves",
-        "metadata",
-        "n_edited",
-        "nothing",
-        "references",
-        "refers",
-        "values_only",
-    )
+    definition: GraphDef[Any] | None
+    edits: tuple[GraphDef[Any], ...]
+    lists_of_leaves: tuple[int, ...]
+    changed: tuple[int, ...]
+    lists_of_changes: tuple[int, ...]
+    metadata: tuple[Any, ...]
+    references: tuple[int, ...] = ()
+    values_only: bool = dataclasses.field(init=False)
+    nothing: bool = dataclasses.field(init=False)
+    n_edited: int = dataclasses.field(init=False)
+    refers: bool = dataclasses.field(init=False)
+    _key: Hashable = dataclasses.field(init=False)
 
-    def __init__(
-        self,
-        definition: GraphDef[Any] | None,
-        edits: tuple[GraphDef[Any], ...],
-        lists_of_leaves: tuple[int, ...],
-        changed: tuple[int, ...],
-        lists_of_changes: tuple[int, ...],
-        metadata: tuple[Any, ...],
-        references: tuple[int, ...] = (),
-    ):
-        self.definition = definition
-        self.edits = edits
-        self.lists_of_leaves = lists_of_leaves
-        self.changed = changed
-        self.lists_of_changes = lists_of_changes
-        self.metadata = metadata
-        self.references = references
-        self.values_only = definition is None and not edits and all(m is None for m in metadata)
-        self.nothing = self.values_only and not changed
+    def __post_init__(self) -> None:
+        definition, edits = self.definition, self.edits
+        self.values_only = definition is None and not edits and all(m is None for m in self.metadata)
+        self.nothing = self.values_only and not self.changed
         self.n_edited = sum(edit.num_leaves for edit in edits)
         self.refers = bool(edits) or (definition is not None and has_references(definition.definition))
-        self._key: Hashable = (definition, edits, lists_of_leaves, changed, lists_of_changes, references)
+        # Not the metadata: they may hold what cannot be hashed.
+        self._key = (definition, edits, self.lists_of_leaves, self.changed, self.lists_of_changes, self.references)
 
     def split(self, lists: Sequence[Sequence[Any]]) -> tuple[list[Any], list[Any]]:
         """Takes the lists apart: leaves of the edits and of the output, and new values of Variables."""
@@ -96,10 +82,8 @@ class Outcome:
     def with_changes(self, changed: Sequence[int], metadata: Mapping[int, Any]) -> Outcome:
         """The same with other changed leaves, whose values are in the first list."""
         new_metadata = tuple(metadata.get(i) for i in changed)
-        numbers = (0,) * len(changed)
-        return Outcome(
-            self.definition, self.edits, self.lists_of_leaves, tuple(changed), numbers, new_metadata, self.references
-        )
+        in_first_list = (0,) * len(changed)
+        return dataclasses.replace(self, changed=tuple(changed), lists_of_changes=in_first_list, metadata=new_metadata)
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
