@@ -65,6 +65,7 @@ def dot_product_attention_weights(
     Raises:
         LayerInputError: shapes do not fit, or dropout has no random key.
     """
+    # Before the cast, so that messages show the shapes and dtypes that the user gave.
     groups = _check(query, key, None, bias=bias, mask=mask)
     query, key = promote_all(promote_dtype, (query, key), dtype)
     dtype = query.dtype

@@ -212,6 +212,7 @@ def conv_local_kernel_shape(
         (4, 9, 4)
     """
     n_in = input_shape[-1]
+    # Asked of the convolution itself: it knows how paddings, strides and dilations combine.
     out = jax.eval_shape(
         lambda x, k: conv(
             x,

@@ -359,6 +359,7 @@ def group_norm(
     x, scale, bias = promote_all(promote_dtype, (x, scale, bias), dtype)
     if mask is not None:
         expect_broadcastable(mask, x.shape, argument="mask", meaning="the shape of the inputs")
+        # Broadcast first: a mask of one feature cannot be split into groups.
         mask = jnp.reshape(jnp.broadcast_to(mask, x.shape), (*x.shape[:-1], num_groups, features // num_groups))
     mean, var = moments(
         jnp.reshape(x, (*x.shape[:-1], num_groups, features // num_groups)),

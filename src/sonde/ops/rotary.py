@@ -177,6 +177,7 @@ def rotary_tables(
         length = positions.max(-1, keepdims=True) + 1 if length is None else length
         frequencies = _at_length(rotary, length[..., None])
     else:
+        # NumPy, computed while tracing: the tables are constants of the program.
         frequencies = _on_last_axis(rotary_frequencies(rotary), positions.ndim + 1)
     angles = positions.astype(jnp.float32)[..., None] * frequencies
     scale = rotary_scale(rotary)

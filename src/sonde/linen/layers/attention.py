@@ -263,6 +263,7 @@ class MultiHeadDotProductAttention(Module):
             "qk_attn_weights_einsum": _made(self.qk_attn_weights_einsum_cls),
             "attn_weights_value_einsum": _made(self.attn_weights_value_einsum_cls),
         }
+        # A user's `attention_fn` may take only some of the options.
         accepted = inspect.signature(self.attention_fn).parameters
         options = {name: option for name, option in options.items() if name in accepted}
         if sow_weights:
@@ -315,6 +316,7 @@ class MultiHeadDotProductAttention(Module):
         self, query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array | None
     ) -> tuple[Any, Any, Any]:
         """Puts one position into the cache; returns all keys and values, and the mask of those written so far."""
+        # The first call, during `init`, makes an empty cache of the whole length and attends as usual.
         filling = self.has_variable("cache", "cached_key")
         forms = {"cached_key": key, "cached_value": value, "cache_index": np.int32(0)}
         cache = {name: self.variable("cache", name, jnp.zeros, x.shape, x.dtype) for name, x in forms.items()}

@@ -106,6 +106,7 @@ def attach(module: Module) -> None:
         object.__setattr__(module, "scope", parent)
     elif parent is not None:
         above: ModuleState = parent._state
+        # Elsewhere it would be made anew in each call, with a name that depends on the calls before.
         if above.attached and not (above.in_setup or above.in_compact):
             raise AssignSubModuleError(
                 f"submodule {type(module).__name__} was made in {describe(parent)} outside setup and compact "

@@ -182,6 +182,7 @@ def call(self: Module, fun: Callable[..., Any], is_compact: bool, args: tuple[An
         scope.check_live()
         if not getattr(fun, "sets_up_inside", False):
             self._set_up()
+    # A compact method that is called by another one goes on with its names.
     outermost = is_compact and not state.in_compact
     if is_compact:
         state.in_compact = True

@@ -195,6 +195,7 @@ class Module(ModuleBase):
         state = self._state
         if self.scope is None or state.in_setup or state.set_up:
             return
+        # Before `setup` runs, because it may use attributes, which would start it again.
         state.in_setup = state.set_up = True
         try:
             with context.calling(self):

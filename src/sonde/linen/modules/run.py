@@ -281,6 +281,7 @@ def lazy_init(
         return initialize(rngs, *args, **kwargs)
 
     if shapes_only:
+        # A mapped axis marks whatever depends on these inputs, without giving them values.
         rows = [jax.ShapeDtypeStruct((1, *x.shape), x.dtype) for x in shapes_only]
         try:
             jax.eval_shape(jax.vmap(run, out_axes=None), rows)

@@ -73,6 +73,7 @@ def calls_of(
         calls.append(call)
         output = next_fun(*args, **kwargs)
         call.outputs = _kept(output)
+        # After the call, when the names of its submodules are known.
         call.module = about.module.clone(_deep_clone=True)
         call.is_first = call.path not in returned
         returned.add(call.path)

@@ -72,6 +72,7 @@ def _placed(names: Sequence[Any], rules: Rules | None) -> dict[str, Any]:
         raise ValueError(f"axis names {twice} occur more than once in {tuple(names)}")
     used = _mesh_axes([name for name in names if not isinstance(name, str)])
     placed: dict[str, Any] = {}
+    # In the order of the rules, not of the axes: an earlier rule may take a mesh axis from a later one.
     for name, mesh_axes in rules:
         if name in unplaced and used.isdisjoint(_mesh_axes(mesh_axes)):
             unplaced.remove(name)

@@ -310,6 +310,7 @@ def vmap_with_axes(
     those of `nn.vmap`.
     """
     shared = {f"{collection}{_SUFFIX}": None for collection in partitioning_axis_names}
+    # The collections of names are shared: names are no arrays, so there is nothing to map.
     lifted = vmap(
         target,
         variable_axes={**variable_axes, **shared},

@@ -156,6 +156,7 @@ def _jit(
         finally:
             _calls.active.pop()
         used, cursor = after.value
+        # A cached call draws no keys in Python, so the counts are advanced by what its trace drew.
         totals = [
             {**before, **{key: before.get(key, 0) + n for key, n in drawn}} for before, drawn in zip(call.counts, used)
         ]
@@ -252,6 +253,7 @@ def fingerprint(value: object, bridge: Bridge) -> Any:
         return type(value), frozenset(value)
     if isinstance(value, _jax.Tracer):
         return object()  # it belongs to one trace: this call is compiled separately
+    # Comparing arrays would read them from the device; the same object has the same values.
     if isinstance(value, jax.Array):
         return _Same(value)
     if isinstance(value, np.ndarray):

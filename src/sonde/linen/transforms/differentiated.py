@@ -240,6 +240,7 @@ def custom_vjp(
             (output, residuals), changes = call(forward, chosen, args)
             return (output, changes), residuals
 
+        # The cotangent of the changed variables is dropped: the user's rule does not know them.
         def bwd(*args: Any) -> Any:
             *static, residuals, (cotangent, _) = args
             of_variables, *of_arguments = backward_fn(*static, residuals, cotangent)

@@ -337,6 +337,7 @@ def lift(
 
 def lift_with(run: Callable[..., Any], arguments: dict[str, Any], *, label: str) -> Any:
     """As `lift`, with the arguments of a public transform, its `locals()`: target, methods, and options."""
+    # A copy: `locals()` belongs to the frame of the caller.
     options = dict(arguments)
     return lift(options.pop("target"), run, label=label, methods=options.pop("methods"), options=options)
 
@@ -358,6 +359,7 @@ def _lifted(fn: Callable[..., Any], run: Callable[..., Any], options: dict[str, 
                 f"the first argument of the transformed function {getattr(fn, '__name__', fn)!r} must be a module, got "
                 f"{type(self).__name__}"
             )
+        # Made for each call: the modules among the arguments differ from call to call.
         bridge = Bridge(self, args, kwargs)
         return run(bridge, bridge.body(fn, cls), bridge.args, bridge.kwargs, **options)
 

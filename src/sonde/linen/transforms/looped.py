@@ -156,6 +156,7 @@ def _scan(
     constant_outputs = None
     if check_constancy_invariants and n > 0:
         first = functools.partial(step, shared)
+        # Before the loop, because `lax.scan` can neither make variables nor return what is not stacked.
         made, constant_outputs = _first_run(
             first, (carried, carry), sliced, lifting, variable_broadcast, out_axes, where
         )

@@ -92,6 +92,7 @@ def _vmap(
         g if axis is None else meta.remove_axis(g, axis, metadata_params)
         for g, axis in zip(lifting.variables, by.axes_in)
     )
+    # Asked of variables too: a module may be mapped over its parameters alone.
     size = common_size(
         (by.axes_in, in_axes),
         (variables, args),

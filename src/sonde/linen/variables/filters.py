@@ -104,6 +104,7 @@ def may_overlap(a: Filter, b: Filter) -> bool:
         return any(may_overlap(f, b) for f in a.filters)
     if isinstance(b, (Both, Either)):
         return may_overlap(b, a)
+    # Open filters choose names that cannot be listed, so their emptiness decides.
     if _is_open(a):
         return not is_empty(a) and (not is_empty(b) if _is_open(b) else may_overlap(b, a))
     return any(matches(b, name) for name in ([a] if isinstance(a, str) else cast(Collection[str], a)))

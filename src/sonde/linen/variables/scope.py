@@ -316,6 +316,7 @@ class Scope(ScopeNames):
             self._roots[collection] = tree
         elif tree:
             variables = self._writable(collection)
+            # In place: the dict is a part of the collection of the scope around this one.
             variables.clear()
             variables.update(tree)
 
@@ -352,6 +353,7 @@ class Scope(ScopeNames):
             ScopeCollectionNotFound: the same, and there are no parameters at all.
         """
         self.check_live()
+        # None may be the value of a parameter.
         value = self.get("params", name, _MISSING)
         if value is not _MISSING:
             self._check_shape(name, value, init_fn, args, kwargs)

@@ -210,6 +210,7 @@ def flush(run: Run) -> None:
     """Puts values that came out of transforms since the last call into their collections."""
     if run.gather is None or not run.gather.items:
         return
+    # Taken out first: `reduce_fn` is the user's, and may sow again.
     items, run.gather.items = run.gather.items, []
     for item in expand(items):
         sown: Any = item.site.tag
@@ -274,6 +275,7 @@ def sow(
     key = (scope.path, collection, name)
     if key not in home.sown and not scope.has(collection, name):
         scope.reserve(name, collection, what=f"sown {collection!r} value", owner=type(module).__name__)
+    # Later values of this name are appended, and must not count as a name in use.
     home.sown.add(key)
     if home is scope.run and home.at_own_level():
         flush(home)

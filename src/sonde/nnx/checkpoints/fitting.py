@@ -79,6 +79,7 @@ def match(
             if name is None:
                 missing.append(show((*entry.name, *keys)))
                 if missing_ok and isinstance(model_array, jax.ShapeDtypeStruct):
+                    # `missing="keep"` needs something to keep, and an abstract model has only shapes.
                     missing[-1] += " (the model has no value to keep)"
                     missing_ok = False
                 continue

@@ -145,6 +145,7 @@ def restore(
         cast=cast,
     )
     read = format.fetch(path, {m.stored: m.wanted for m in matches})
+    # Everything is converted before the first Variable is written: a restore is complete or does nothing.
     values = {m.stored: like(read[m.stored], m.wanted, path=show(m.stored)) for m in matches}
     names = {(m.entry.path, m.keys): m.stored for m in matches}
     leaves = {}

@@ -336,6 +336,7 @@ class MultiHeadAttention(Module):
             raise LayerInputError(
                 "`inputs_v` is given but `inputs_k` is not. Give `inputs_k`; alone it serves as both keys and values."
             )
+        # One input gives self-attention, two give cross-attention, as in Flax.
         keyed = inputs_q if inputs_k is None else inputs_k
         inputs = {"query": inputs_q, "key": keyed, "value": keyed if inputs_v is None else inputs_v}
         for part, x in inputs.items():

@@ -124,6 +124,7 @@ class GroupedAttention(Module):
         if cache is not None:
             k, v = cache(KeyValues(k, v))
         options: dict[str, Any] = {"scale": self.scale, "cap": self.cap, "implementation": self.implementation}
+        # A cache may hold keys and values in another dtype than the queries.
         heads = ops.grouped_attention(q, k.astype(q.dtype), v.astype(q.dtype), mask=mask, **options)
         if not self.per_head:
             return sow(self.o(heads.reshape(batch, length, -1)), "out")

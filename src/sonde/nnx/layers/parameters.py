@@ -56,6 +56,7 @@ def new_param(
             f"{type(layer).__name__}(..., rngs=nnx.Rngs(0)).",
             place=type(layer).__name__,
         )
+    # Drawn in the shape that the initializer should see: fan-in and fan-out depend on it.
     value = _drawn(init, rngs.params, tuple(shape if drawn_as is None else drawn_as), dtype)
     if drawn_as is not None:
         # A wrapped initializer returns its value wrapped in metadata.

@@ -107,6 +107,7 @@ class List(Module, MutableSequence[A], Generic[A]):
                 )
         else:
             positions, values = [range(len(self._items))[index]], [value]
+        # All are checked before the first is stored.
         checked = [self._checked(i, v, self._statuses[i]) for i, v in zip(positions, values)]
         for i, (v, status) in zip(positions, checked):
             self._items[i] = v

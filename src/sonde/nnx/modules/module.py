@@ -195,6 +195,7 @@ class Module(Pytree, metaclass=ModuleMeta):
             ValueError: no chosen Module has an attribute of that name. Nothing is set then.
         """
         matches = [to_predicate(f) for f in filters] or [to_predicate(True)]
+        # Collected before anything is set, because a setter may change the structure that is walked.
         chosen = [m for path, m in iter_modules(self, graph=graph) if any(match(path, m) for match in matches)]
         set_existing_attributes(chosen, attributes, raise_if_not_found=raise_if_not_found)
 

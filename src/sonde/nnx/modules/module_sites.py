@@ -154,6 +154,7 @@ def perturb(module: Pytree, name: str, value: object, variable_type: type) -> An
     if not _is_wanted(variable_type):
         return value
     scope, places = at_module(module)
+    # A Python number has no gradient; an array of it has.
     value = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, _NUMBERS) else x, value)
     tag = Sown(variable_type, name, tuple([p.known for p in places]), perturbs=True)
     with scope:

@@ -283,6 +283,7 @@ class Pytree(_Slotted, Rendered, metaclass=PytreeMeta):
         """The layout, the values of the data attributes and those of the static ones, in the layout's order."""
         values = attributes(self)
         layout = self._layout
+        # Code that wrote to `vars(self)` bypassed `__setattr__`; the length gives that away cheaply.
         if len(values) != layout.size:
             layout = self._resynchronised()
         return layout, layout.get_data(values), layout.get_static(values)
@@ -354,6 +355,7 @@ class Pytree(_Slotted, Rendered, metaclass=PytreeMeta):
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         memo = {} if memo is None else memo
         layout, data, static = self._structure()
+        # In the memo before its attributes are copied: they may refer back to it.
         memo[id(self)] = copied = type(self)._blank(layout, trace_level())
         copied._fill(layout, copy_module.deepcopy(data, memo), copy_module.deepcopy(static, memo))
         return copied

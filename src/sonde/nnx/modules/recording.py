@@ -106,6 +106,7 @@ def captures_of(module: Pytree) -> tuple[Variable[Any], ...] | None:
             so_far = rule.values
         else:
             continue
+        # An outer capture of another model has its own paths, which must not be mixed with these.
         if values_by_type and stack.root is not root:
             continue
         place, root = stack.place_of(module), stack.root

@@ -54,6 +54,7 @@ def restore_rngs(backups: Iterable[tuple[AnyType, ...]], /) -> None:
         stream.key.set_value(key)
         if count:
             stream.count.set_value(count[0])
+        # `backup_keys` keeps no counters: of a split counter, which has one entry per key, the first is taken.
         elif stream.count.shape != key.shape:
             stream.count.set_value(stream.count.get_value().reshape(-1)[0])
 
@@ -281,6 +282,7 @@ def reseed(
         name: RngStream(seed.key.get_value() if isinstance(seed, RngStream) else as_key(seed), tag=name)
         for name, seed in stream_keys.items()
     }
+    # Collected first: if one stream cannot be reseeded, none is.
     changes = []
     for path, stream in _streams(node, graph=graph, verb="reseed"):
         if stream.tag not in sources:

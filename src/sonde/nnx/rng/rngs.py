@@ -192,6 +192,7 @@ class Rngs(_KeySource):
         for name, seed in rngs.items():
             if isinstance(seed, Rngs):
                 raise ValueError(f"Not a seed: Rngs for the stream '{name}'. Pass one of its streams, or an int.")
+            # A stream given as a seed is copied from its start: it gives the same keys again.
             stream = seed.key.get_value() if isinstance(seed, RngStream) else seed
             setattr(self, name, RngStream(stream, tag=name))
 

@@ -415,6 +415,7 @@ def _merge_into(target: dict[Any, Any], source: dict[Any, Any], path: PathParts)
 
 def diff(state: Mapping[Any, Any], other: Mapping[Any, Any]) -> Any:
     """The leaves of `state` at paths where `other` has no leaf."""
+    # By path, whatever the values are: values are arrays, which cannot be compared while tracing.
     gone = set(to_flat_state(other).paths)
     return from_flat_state((path, leaf) for path, leaf in _leaves(state) if path not in gone)
 
@@ -477,6 +478,7 @@ def replace_by_pure_dict(
     """
     replace = replace_fn or _replaced
     leaves_by_text = {tuple(map(str, path)): (path, leaf) for path, leaf in to_flat_state(state)}
+    # All paths are looked up before the first replacement.
     replacements = []
     for path, value in traversals.flatten_mapping(pure_dict).items():
         if tuple(map(str, path)) not in leaves_by_text:

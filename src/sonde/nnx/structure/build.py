@@ -63,6 +63,7 @@ def build(
         return builder.make(definition, None)
     if isinstance(state, FlatState):
         state = traversals.unflatten_mapping(state)
+    # The quick way may fail halfway, with objects in `known` that belong to nothing.
     before = dict(known)
     try:
         return builder.make(definition, state)
@@ -156,6 +157,7 @@ class _Builder:
         _set_layout(node, layout)
         _set_level(node, self.level)
         _set_stamp(node, 0)
+        # By identity: definitions are compared by content, which would cost more than it saves.
         values = self.prototypes.get(id(d))
         if values is None:
             values = self.prototypes[id(d)] = dict.fromkeys(layout.names)

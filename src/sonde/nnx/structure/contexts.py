@@ -134,6 +134,7 @@ class MergeContext:
         leaves = collect(graphdef.definition, merge_state(state, *states) if states else state)
         if self._update is not None and not self._inner:
             return restore(graphdef.definition, iter(leaves), self._known, self._update.outer or {})
+        # Inside the transform the Variables must belong to its trace level.
         own = [leaf.copy() if isinstance(leaf, Variable) else leaf for leaf in leaves]
         return build(graphdef.definition, own, known=self._known)
 

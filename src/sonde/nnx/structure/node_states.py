@@ -210,6 +210,7 @@ def _check_aliasing(paths_and_leaves: Iterable[tuple[Any, Any]], prefixes: Itera
         for below, leaf in walked.flat():
             if not isinstance(leaf, Variable):
                 continue
+            # By name and not by class: `StateAxes` is in a layer above this one.
             own = prefix.map_prefix(below, leaf) if hasattr(prefix, "map_prefix") else prefix
             name = jax.tree_util.keystr(path) + "".join(f".{key}" for key in below)
             before, first = first_prefixes.setdefault(id(leaf), (own, name))

@@ -38,9 +38,11 @@ def pop(node: object, *filters: Filter) -> Any:
     predicates = [to_predicate(f) for f in filters]
     owners: list[tuple[Any, Any]] = []
     taken = dict(_poppable(node, (), lambda p, v: any(f(p, v) for f in predicates), set(), owners))
+    # All checks before the first removal: an error leaves the model as it was.
     for parent, key in owners:
         if not can_set_child(parent):
             raise ValueError(f"Cannot pop '{key}' out of a {type(parent).__name__}, which cannot be changed in place.")
+    # The last items of lists first, or the indices of the others would move.
     for parent, key in sorted(owners, key=lambda owner: traversals.path_order((owner[1],)), reverse=True):
         _delete_child(parent, key)
     groups = group_flat(taken.items(), predicates)[:-1]

@@ -417,6 +417,7 @@ def call(graphdef_state: tuple[GraphDef[Any], Any], /) -> ApplyCaller:
 
     def run(path: tuple[tuple[str, Any], ...], *args: Any, **kwargs: Any) -> Any:
         graphdef, state = graphdef_state
+        # A copy, because the call must not change the Variables of the given state.
         target = node = merge(graphdef, state, copy=True)
         for how, key in path:
             target = getattr(target, key) if how == "attribute" else target[key]

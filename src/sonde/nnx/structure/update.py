@@ -43,7 +43,9 @@ def update(node: object, state: object, /, *states: Any) -> None:
     writes: list[tuple[Variable[Any], Any]] = []
     sets: list[tuple[Any, Any, Any]] = []
     stores: list[tuple[Any, Any]] = []
+    # Planned first and done afterwards: half an update would be worse than none.
     _plan_update(node, state, (), writes, sets, stores)
+    # All checks before the first write, so that an error changes nothing.
     level = trace_level()
     for variable, _ in writes:
         if variable._level is not level:

@@ -45,6 +45,7 @@ def kind_of(value: object) -> int:
 
 
 def _find_kind(cls: type, value: object) -> int:
+    # Variables and nodes before containers: both are pytrees of JAX too.
     if issubclass(cls, Variable):
         kind = VARIABLE
     elif any(issubclass(cls, node) for node in _node_types):

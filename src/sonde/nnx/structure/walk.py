@@ -132,6 +132,7 @@ class _Walker:
     def leaf(self, value: Any, path: Path) -> Any:
         """Adds an array, or a value treated as one, to the leaves; an array reference only when it is first visited."""
         index = None
+        # References are leaves with an identity; arrays have none, so equal arrays are separate leaves.
         if is_reference(value):
             if (before := self.seen.get(id(value))) is not None:
                 if not self.graph:

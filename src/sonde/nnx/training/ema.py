@@ -66,6 +66,7 @@ class EMA(Pytree):
                     f"EMA.update was given no Variable at {show_path(path)}, which it averages; it was given "
                     f"{', '.join(map(show_path, list(new_leaves)[:5])) or 'none'}."
                 )
+            # The average keeps its dtype, whatever that of the new value is.
             old_average = average.get_value()
             value = new_leaves[path].get_value() if isinstance(new_leaves[path], Variable) else new_leaves[path]
             average.set_value(jnp.asarray(self.decay * old_average + (1 - self.decay) * value, old_average.dtype))

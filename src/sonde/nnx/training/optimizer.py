@@ -172,6 +172,7 @@ def _as_opt_state(tree: object) -> Any:
             return OptVariable.from_metadata(x.get_raw_value(), metadata)
         metadata["out_sharding"] = metadata["optimizer_sharding"]
         variable = OptVariable.from_metadata(x.get_raw_value(), metadata)
+        # optax has made the moment with the sharding of the parameter.
         variable.set_raw_value(place_value(x.get_raw_value(), variable._metadata))
         return variable
 

@@ -102,6 +102,7 @@ def _agreed(taken: Taken, branches: dict[str, Callable[..., Any]]) -> list[Calla
             )
     # All branches return whatever one of them changes, because a conditional has one form of output.
     changed = sorted({i for outcome in outcomes for i in outcome.changed})
+    # Metadata are known while tracing, so those of any branch that changed them count for all.
     metadata = {}
     for outcome in outcomes:
         metadata.update({i: m for i, m in zip(outcome.changed, outcome.metadata) if m is not None})

@@ -163,6 +163,7 @@ class _Bound:
 
     def run(self) -> PureResult:
         values = self._taken.values
+        # A new function for each call: the rules close over the structure of these arguments.
         call = jax.custom_vjp(self._pure)
         call.defvjp(self._forward, self._backward)
         return call([values[i] for i in self._diff], [values[i] for i in self._kept])
@@ -220,6 +221,7 @@ class _Bound:
         kinds: Any = self._taken.structure.kinds
         new_values = dict(zip(outcome.changed, news))
         leaves = [kinds[i][0]._make(new_values[i], kinds[i][1]) if i in new_values else None for i in range(len(kinds))]
+        # None stays None: a Variable around it would look like a cotangent.
         return self._taken.rebuild(leaves, recreate=False)
 
     def _cotangents(self, grads: object, diff: Sequence[Any]) -> list[Any]:

@@ -210,6 +210,7 @@ def _chosen(taken: Taken, targets: list[_Target]) -> list[int]:
     for path, below, _, i in each_leaf(taken.structure.definition):
         target = by_name.get(path[0])
         is_selected = None if target is None else target.selects(below, taken.leaves[i])
+        # A shared leaf has several paths, and the request must be the same at each.
         before, first = chosen.setdefault(i, (is_selected, path))
         if before is not is_selected:
             instruction = {True: "differentiated", False: "filtered out", None: "not among argnums"}
@@ -333,6 +334,7 @@ def _split_output(verb: str, f: Callable[..., Any], taken: Taken, has_aux: bool)
         (outs,), outcome = entered.leave((out, aux))
         assert outcome.definition is not None
         (pair,) = children_of(outcome.definition.definition)[1]
+        # The auxiliary output follows in the same list, and JAX must not differentiate it.
         n_diff = count_leaves(children_of(pair)[1][0])
         return outs[:n_diff], ((outs[n_diff:],), outcome)
 

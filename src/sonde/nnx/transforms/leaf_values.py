@@ -105,6 +105,7 @@ def each_leaf(
                 start, step = -1 - first, -1
             else:
                 return  # a new object that another walk visited first
+        # Filters count paths from the outermost object, not from the arguments.
         if below is None and d[0] in (NODE, VARIABLE):
             below = ()
         if d[0] in (VARIABLE, ARRAY):
@@ -222,6 +223,7 @@ class Spread:
                     continue  # the Variable has a value as a part of the arguments
                 value = p.map_prefix(below, leaf)
             elif isinstance(p, TreeState):
+                # Made once for each prefix object: a model has thousands of leaves.
                 if id(p) not in by_path:
                     by_path[id(p)] = dict(zip(p.paths, p.leaves))
                 value = by_path[id(p)].get(below, _UNSET)

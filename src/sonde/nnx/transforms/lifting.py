@@ -199,6 +199,7 @@ class Taken:
                 leaves[i] = value
         if not self.mode.updates:
             return self.rebuild(leaves)
+        # With graph updates the caller expects the same nodes back, as if the function had run on them.
         objects, stream = self.objects(), iter(leaves)
         return tuple(_same_objects(child, stream, objects) for child in self.structure.definition[4])
 
@@ -383,6 +384,7 @@ class Entered:
             )
             if not self.mode.updates:
                 self.check_output(walked)
+            # A captured Variable cannot be told from a new one after the trace has ended, so it is refused here.
             if self.verb in _NEW_LEVEL or not (self.mode.updates or self.verb == "eval_shape"):
                 self.check_captured(walked)
             put(walked.leaves, placement.of_output(walked))
@@ -392,6 +394,7 @@ class Entered:
         of_changes = tuple(map(placement.of_change, changed))
         for i, n in zip(changed, of_changes):
             lists[n].append(load(raw(self.leaves[i])))
+        # Kept for `path_in_list`, which is asked only if JAX refuses a result.
         self._left = edits, walked, changed, (*of_leaves, *of_changes)
         new_definitions = tuple(GraphDef(edit.definition) for edit in edits)
         metadata = self._new_metadata(changed)
@@ -495,9 +498,11 @@ def enter(
         mode: The mode it runs in.
         originals: Pairs of path and node of the caller, for captures.
     """
+    # `_make` skips hooks and checks: the value was checked when the caller's Variable got it.
     leaves = [value if kind is None else kind[0]._make(value, kind[1]) for value, kind in zip(values, structure.kinds)]
     objects_by_index: dict[int, Any] = {}
     call = build(structure.definition, leaves, known=objects_by_index)
+    # Captures name a Module by its path in the caller's model, so each copy must be known to stand for an original.
     if originals and capture_state() is not None:
         if mode.graph:
             for index, node in structure.objects((), [node for _, node in originals]).items():

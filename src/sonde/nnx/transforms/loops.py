@@ -117,6 +117,7 @@ class Carried:
         self._step = self._traced(body)
         _, outcome = jax.eval_shape(self._step, taken.values, *more)
         kinds = taken.structure.kinds
+        # A Variable that no iteration changes is closed over: carrying it would copy it in every iteration.
         self._moving = [i for i, kind in enumerate(kinds) if kind is None or i in outcome.changed]
         self.first = [taken.values[i] for i in self._moving]
 
@@ -126,6 +127,7 @@ class Carried:
         def step(values: Sequence[Any], *more: Any) -> tuple[list[Any], Outcome]:
             entered = taken.enter(values)
             out = body(entered, *more)
+            # Flax lets the body of `fori_loop` replace Variables, but not that of `while_loop`.
             if taken.verb == "fori_loop":
                 entered.put_back(range(len(values)))
             leaves = returned(entered, out, range(len(values)), "init_val")

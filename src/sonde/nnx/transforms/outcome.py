@@ -116,6 +116,7 @@ def settle(
     """
     lists, outcome = result
     built, news = outcome.split(lists)
+    # JAX returned the values of references; the caller gets new references to them.
     for i in outcome.references:
         built[i] = referring(built[i])
     objects_by_index = dict(objects()) if outcome.refers else {}

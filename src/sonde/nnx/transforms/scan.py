@@ -188,6 +188,7 @@ class _Scan:
         )
         self._check(outcome)
         changed = outcome.changed
+        # Broadcast Variables keep the value from before the loop, as in Flax; without graph updates they are carried.
         forgotten = {i for i in changed if axes[i] is None and self._mode.updates}
         carried = [i for i in changed if i not in {*self._scanned, *self._round, *forgotten}]
         carried += [i for i, axis in enumerate(axes) if axis is Carry and i not in {*carried, *self._round}]
@@ -217,6 +218,7 @@ class _Scan:
         """Runs one iteration: returns the leaves of the carry, and the other outputs with what changed."""
         entered = enter(self._structure, values, verb="scan", mode=self._mode, originals=self._originals)
         out = self._fn(*entered.args)
+        # What is carried must end in the Variables that it began in, or the next iteration would not see it.
         entered.put_back([*self._round, *(i for i, axis in enumerate(self._axes) if axis is Carry)])
         arrays = entered.put_back_arrays(self._bare)  # what is the same in all iterations is forgotten
         round_, stacked_output = self._split(entered, out)

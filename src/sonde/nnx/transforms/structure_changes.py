@@ -56,6 +56,7 @@ class Before:
                     if a is not b and id(a) in carried and isinstance(a, Variable) and _same_kind(a, b)
                 ]
         old_ids, new_ids = {id(a) for _, _, a, _ in replaced}, {id(b) for *_, b in replaced}
+        # If two Variables were exchanged or one is now at two paths, the structure did change, and nothing is put back.
         shared = {id(x) for x in self._known.values()} & new_ids - old_ids  # it is also at its own path
         if len(new_ids) < len(replaced) or len(old_ids) < len(replaced) or shared:
             return

@@ -99,6 +99,7 @@ def vmap(
         try:
             # jax.vmap needs an argument, even if the size of the axis is given
             outcome = run(*taken.values) if taken.values else run(jax.numpy.zeros(axis_size or 0))
+        # JAX knows only positions in our lists of results; the user needs the path in the model.
         except ValueError as error:
             place = _OUT_AXES.search(str(error))
             if place is None or not inside:

@@ -83,6 +83,7 @@ def store(held: object, value: object) -> bool:
     leaves, new_form = jax.tree.flatten(value)
     if form != new_form or not all(map(_fits, references, leaves)):
         return False
+    # Every leaf fits, so either all references are written or none.
     for reference, leaf in zip(references, leaves):
         reference[...] = leaf
     return True

@@ -124,6 +124,7 @@ def add_axis(tree: A, index: int, transform_metadata: Mapping[str, Any]) -> A:
     """
 
     def put_in(axes: list[Any], name: str | None) -> None:
+        # Counted in the array that already has the new axis.
         at = index if index >= 0 else index + len(axes) + 1
         axes += [None] * (at - len(axes))
         axes.insert(at, name)

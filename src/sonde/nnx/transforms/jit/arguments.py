@@ -24,6 +24,7 @@ Skeleton = tuple[int, tuple[str, ...], tuple[Any, ...]]  # see `Arguments`
 
 def holds_objects(value: Any) -> bool:
     """Whether there are Modules, Variables or array references in a value."""
+    # A dict lookup before the function call: this runs for every argument of every call.
     kind = KIND.get(type(value))
     if kind is None:
         kind = kind_of(value)

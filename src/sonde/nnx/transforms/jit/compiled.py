@@ -219,6 +219,7 @@ class _Compiler:
         return out
 
     def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any], ruled_out: Plan | None = None) -> Any:
+        # Positional arguments first, so that positions are the same with and without keywords.
         values, keywords = (*args, *kwargs.values()), list(kwargs)
         # Keywords are sorted: calls that name the same arguments in another order share plans and programs.
         order = list(range(len(values)))
@@ -231,6 +232,7 @@ class _Compiler:
         watched = capture_state() is not None
         if not watched and (plan := self.memory.find(key, arguments.roots, ruled_out)) is not None:
             return plan, arguments, None, order
+        # No plan holds: walk the objects, which costs far more than the call.
         names = tuple(arguments.names)
         walked = walk_call(names, arguments.roots, verb="jit", graph=self._options.mode.graph)
         structure = Structure(walked, names, len(names), ())
@@ -328,6 +330,7 @@ def cached_partial(
 
     @named_like(f)
     def checked(*args: Any, **kwargs: Any) -> Any:
+        # Comparing GraphDefs costs a walk, and is needed only if some structure changed during the call.
         epoch = EPOCH.value
         out = f(*args, **kwargs)
         if EPOCH.value != epoch and graphdef(copies, graph=True) != structure:

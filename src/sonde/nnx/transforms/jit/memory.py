@@ -112,6 +112,7 @@ class Plan:
                 if len(swapped) > before:
                     renewed.append(k)
         for leaf, metadata in zip(self.leaves, self._metadata):
+            # Metadata are part of the compiled program (shardings, hooks), so other metadata need another plan.
             if metadata is not None and leaf._metadata is not metadata and leaf._metadata != metadata:
                 return False
         for earlier, before in self._contents:
@@ -335,6 +336,7 @@ class Memory:
         if entry is not None and all(ref() is root for ref, root in zip(entry[0], roots)):
             entry[1][:] = [plan, *entry[1][: KNOWN_STRUCTURES - 1]]
             return
+        # Weak, or the callbacks of the roots would keep the jitted function alive.
         me = weakref.ref(self)
 
         def forget(_: weakref.ref[Any]) -> None:
