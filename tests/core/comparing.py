@@ -11,7 +11,7 @@ import numpy as np
 import sonde
 from sonde import capture, sow
 from sonde._array_text import short_place
-from sonde.core.session.state import capture_state
+from sonde.core.session.session import capture_state
 from sonde.errors import CaptureError
 
 X = jnp.array([0.5, -1.0, 2.0])

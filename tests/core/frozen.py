@@ -30,7 +30,7 @@ class Frozen:
         return new
 
     def __call__(self, *args, **kwargs):
-        if sonde.core.session.state.capture_state() is None:
+        if sonde.core.session.session.capture_state() is None:
             return self.forward(*args, **kwargs)
         return run_method(self, "__call__", type(self).forward, args, kwargs)
 

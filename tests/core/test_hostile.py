@@ -15,7 +15,7 @@ from tests.core.comparing import check_nothing_is_left, double, equal
 from tests.freezing import freeze
 
 from sonde import capture, scope, sow
-from sonde.core.session.state import capture_state
+from sonde.core.session.session import capture_state
 
 X = jnp.array([0.5, -1.0, 2.0])
 

@@ -13,8 +13,7 @@ import pytest
 import sonde
 from sonde import _jax
 from sonde.core.session import run
-from sonde.core.session.session import SESSIONS
-from sonde.core.session.state import capture_state
+from sonde.core.session.session import SESSIONS, capture_state
 from sonde.inside import code_swap as swapping
 
 X = jnp.linspace(0.1, 1.0, 4)
@@ -25,7 +24,6 @@ FILES = tuple(
         "inside/code_swap.py",
         "inside/instrumented.py",
         "core/session/session.py",
-        "core/session/state.py",
         "_jax/in_place.py",
     )
 )

@@ -55,9 +55,8 @@ def by_hand(variables, x):
 
 def ends(f, *args, methods=("__call__",), grads=False):
     request = ModuleRequest(methods=frozenset(methods))
-    result, handler = run_with(
-        lambda depth: Recording((), depth=depth, grads=grads), f, args, {}, request=request, grads=grads
-    )
+    handler = Recording((), grads=grads)
+    result = run_with(handler, f, args, {}, request=request, grads=grads)
     return result, make_records(handler.items, handler.met)
 
 
@@ -120,8 +119,7 @@ def test_an_edit_reaches_any_output():
     variables = Model().init(KEY, X)
     plan, values = _plan_of({check_pattern("first/out"): Edit(lambda y: jnp.zeros_like(y))})
     request = ModuleRequest(methods=frozenset({"__call__"}))
-    make = lambda depth: Editing(plan, values, depth=depth)
-    y, _ = run_with(make, Model().apply, (variables, X), {}, edits=True, plan=plan, request=request)
+    y = run_with(Editing(plan, values), Model().apply, (variables, X), {}, edits=True, plan=plan, request=request)
     dense = variables["params"]["last"]["Dense_0"]
     np.testing.assert_allclose(y, np.broadcast_to(np.tanh(dense["bias"]) + 1, y.shape), rtol=1e-6)
 

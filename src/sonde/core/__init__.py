@@ -95,8 +95,14 @@ from sonde.core.session.caches import (
 from sonde.core.session.functionalize import JitByStaticPart, StaticPart, static_and_arrays
 from sonde.core.session.inside_protocol import PASSED_SITES, InsideRequest, inside_request
 from sonde.core.session.run import run_with
-from sonde.core.session.session import SESSIONS, captures_run, with_capture_state
-from sonde.core.session.state import CaptureState, capture_state, sows_are_seen
+from sonde.core.session.session import (
+    SESSIONS,
+    CaptureState,
+    capture_state,
+    captures_run,
+    sows_are_seen,
+    with_capture_state,
+)
 from sonde.core.verbs.capture import capture, capture_only, check_callable, wrapped_like
 from sonde.core.verbs.edit import Edit, edit, put_by_rule, run_by_rule
 from sonde.core.verbs.perturb import added_at, with_perturbations, zero_perturbations

@@ -21,8 +21,7 @@ from sonde.core import (
     Item,
     Pattern,
     Records,
-    Site,
-    View,
+    Where,
     arrays_in,
     expand,
     make_records,
@@ -30,7 +29,7 @@ from sonde.core import (
     with_capture_state,
 )
 from sonde.errors import CaptureError, NoSuchSiteError
-from sonde.report.slices import LIMITS, LIMITS_IN_LOOPS, Limits, pictures, pictures_of_rows
+from sonde.report.slices import LIMITS, LIMITS_IN_LOOPS, pictures, pictures_of_rows
 from sonde.report.traits import traits_of_parts, traits_of_rows
 from sonde.tools.execution.deferred_reduce import KeepingSmall
 from sonde.tools.execution.host_transfer import to_host
@@ -76,29 +75,25 @@ class Watch(KeepingSmall):
 
     reduced_have_all_axes = False  # an array that is the same on all devices counts once
 
-    def __init__(self, patterns: tuple[Pattern, ...], *, grads: bool, depth: int) -> None:
-        super().__init__(patterns, grads=grads, large=_reduce, small=_whole, donates=False, depth=depth)
+    def __init__(self, patterns: tuple[Pattern, ...], *, grads: bool) -> None:
+        super().__init__(patterns, grads=grads, large=_reduce, small=_whole, donates=False)
         self.key = ("watch", self.key)
 
-    @property
-    def limits(self) -> Limits:
-        """How large pictures may be."""
-        return LIMITS_IN_LOOPS if self.loops else LIMITS
-
-    def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Extra, Any]) -> None:
+    def record(self, arrays: list[Any], where: Where, extras: dict[Extra, Any]) -> None:
         """Adds pictures to what is recorded."""
-        before = len(self.items)
-        super().record(arrays, site, path, view, extras)
+        before, view = len(self.items), where.view
+        super().record(arrays, where, extras)
         if len(self.items) == before or not view.is_value or self.reduce is not self.large:
             return
         item = self.items[-1]
         assert isinstance(item, Item)
         # If examples leave a loop at different times, the engine selects whole arrays per example: a picture has no
         # axis of examples to select by.
-        apart = view.gates or (self.loops and view.axes)
+        apart = view.gates or (where.loops and view.axes)
         mapped = [sum(axis.on_leaf(i) for axis in view.axes) for i in range(len(arrays))]
         with with_capture_state(None), _own_settings():
-            cut = [{} if apart else pictures(x, n, path, self.limits) for x, n in zip(arrays, mapped)]
+            limits = LIMITS_IN_LOOPS if where.loops else LIMITS
+            cut = [{} if apart else pictures(x, n, where.path, limits) for x, n in zip(arrays, mapped)]
         item.leaves, item.tree = jax.tree.flatten((jax.tree.unflatten(item.tree, item.leaves), cut))
 
 
@@ -169,22 +164,16 @@ def watch(
         NoSuchSiteError: A pattern matches no site.
         CaptureError: A site cannot be captured.
     """
-    made: list[Watch] = []
-
-    def make(depth: int) -> Watch:
-        made.append(Watch(patterns, grads=grads, depth=depth))
-        return made[-1]
-
+    handler = Watch(patterns, grads=grads)
     result, error = None, None
     try:
-        result, _ = run_with(make, f, args, kwargs, grads=grads, inside=inside)
+        result = run_with(handler, f, args, kwargs, grads=grads, inside=inside)
     except (CaptureError, NoSuchSiteError):
         raise
     except Exception as failure:
-        if not made or _is_ours(failure):
+        if _is_ours(failure):
             raise
         error = failure
-    handler = made[0]
     # In sequence: rows are so small that threads would wait longer than they work.
     items = list(map(_reduced, _on_host(expand(handler.items))))
     records = make_records(items, handler.met, reduce=_reduce)

@@ -208,8 +208,8 @@ def run_taped(f: Callable, args: Any, kwargs: Any, *, inside: InsideRequest | No
             failed.append(error)
             return None
 
-    result, _ = run_with(
-        lambda depth: Handler(None, (), depth=depth),
+    result = run_with(
+        Handler(None, ()),
         guarded,
         args,
         kwargs,

@@ -1,6 +1,5 @@
 """The arrays that an edit puts at a site, from a value, a function, a record, or some positions of one."""
 
-import dataclasses
 import functools
 
 import jax
@@ -25,15 +24,15 @@ OLD = np.array([1.0, 2.0, 3.0], np.float32)
 SITE = site_of(OLD, "a/h")
 PLAIN = View()
 MAPPED = View(axes=(Axis("vmap", 2),))
-AT = Where("a/h", 0, SITE, PLAIN)
-AT_MAPPED = Where("a/h", 0, SITE, MAPPED)
+AT = Where("a/h", SITE, PLAIN)
+AT_MAPPED = Where("a/h", SITE, MAPPED)
 STACK = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 
 def test_a_value_as_it_is():
     np.testing.assert_array_equal(given_arrays(OLD * 2, [OLD], AT)[0], OLD * 2)
     tree = {"n": 3, "x": OLD}  # what is not an array may be anything: it is not replaced
-    (x,) = given_arrays({"n": "other", "x": OLD + 1}, [OLD], dataclasses.replace(AT, site=site_of(tree)))
+    (x,) = given_arrays({"n": "other", "x": OLD + 1}, [OLD], AT._replace(marked=site_of(tree)))
     np.testing.assert_array_equal(x, OLD + 1)
 
 
@@ -53,7 +52,7 @@ def test_a_value_that_does_not_fit_names_the_site_and_both_types(new, says):
 
 
 def test_a_python_number_takes_on_the_dtype():
-    (x,) = given_arrays(3, [np.float32(1)], dataclasses.replace(AT, site=site_of(np.float32(1))))
+    (x,) = given_arrays(3, [np.float32(1)], AT._replace(marked=site_of(np.float32(1))))
     assert x.dtype == jnp.float32
     assert x == 3
 
@@ -66,21 +65,21 @@ def test_a_value_for_one_example_is_for_all():
 
 def test_a_stack_gives_each_iteration_its_row():
     for i in range(4):
-        (x,) = given_arrays(STACK, [OLD], dataclasses.replace(AT, loops=[Loop(i, 4)]))
+        (x,) = given_arrays(STACK, [OLD], AT.around([Loop(i, 4)]))
         np.testing.assert_array_equal(x, STACK[i])
-    np.testing.assert_array_equal(given_arrays(OLD, [OLD], dataclasses.replace(AT, loops=[Loop(1, 4)]))[0], OLD)
+    np.testing.assert_array_equal(given_arrays(OLD, [OLD], AT.around([Loop(1, 4)]))[0], OLD)
     with pytest.raises(EditError, match="expected float32"):
-        given_arrays(STACK[:3], [OLD], dataclasses.replace(AT, loops=[Loop(1, 4)]))
+        given_arrays(STACK[:3], [OLD], AT.around([Loop(1, 4)]))
 
 
 def test_axes_of_outer_loops_may_be_missing():
-    where = dataclasses.replace(AT, loops=(Loop(1, 2), Loop(3, 4)))
+    where = AT.around([Loop(1, 2), Loop(3, 4)])
     np.testing.assert_array_equal(given_arrays(STACK, [OLD], where)[0], STACK[3])
     np.testing.assert_array_equal(given_arrays(np.stack([STACK, STACK * 2]), [OLD], where)[0], STACK[3] * 2)
 
 
 def test_what_is_added_takes_the_dtype_and_may_be_nothing():
-    where = dataclasses.replace(AT, site=site_of({"n": OLD, "x": OLD}))
+    where = AT._replace(marked=site_of({"n": OLD, "x": OLD}))
     nothing, more = arrays_to_add({"n": None, "x": np.arange(3)}, [OLD, OLD], where)
     np.testing.assert_array_equal(nothing, OLD * 0)
     np.testing.assert_array_equal(more, np.arange(3, dtype=np.float32))
@@ -144,7 +143,7 @@ def test_a_record_says_where_its_branch_was_taken():
 )
 def test_a_record_that_says_nothing_about_this_call_is_refused(extras, call, says):
     with pytest.raises(EditError, match=says):
-        recorded_arrays(record_with(OLD, **extras), [OLD], dataclasses.replace(AT, call=call))
+        recorded_arrays(record_with(OLD, **extras), [OLD], AT._replace(call=call))
 
 
 def test_examples_that_took_different_branches_get_back_what_each_had() -> None:

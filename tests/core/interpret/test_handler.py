@@ -6,11 +6,10 @@ from tests.core.making import site_of
 
 import sonde
 from sonde.core.interpret.handler import Handler
-from sonde.core.interpret.where import Loop
-from sonde.core.marks.scopes import LoopName, scope
+from sonde.core.interpret.where import Loop, Position
+from sonde.core.marks.scopes import scope
 from sonde.core.marks.site import View
-from sonde.core.session.session import with_capture_state
-from sonde.core.session.state import CaptureState
+from sonde.core.session.session import CaptureState, with_capture_state
 from sonde.errors import NoSuchSiteError
 
 A, B = site_of(np.ones(2), "a", grads=True), site_of(np.ones(2), "b", grads=True)
@@ -36,9 +35,9 @@ def test_what_is_set_aside_is_given_out_once():
 def test_a_child_starts_from_its_base_and_has_its_own_items():
     handler = Handler(None, ("a",))
     handler.meet(A, View(), ())
-    child = handler.child(base=100, prefix="in/")
+    child = handler.at(Position(prefix="in/")).child(base=100)
     assert int(child.token(A)) == 100
-    assert child.meet(B, View(), ()) == "in/b"
+    assert child.meet(B, View(), ()).path == "in/b"
     child.items.append("item")
     assert handler.items == []
     assert list(handler.met.paths) == ["a"]
@@ -52,30 +51,28 @@ def test_paths_count_from_where_the_handler_was_made():
     with with_capture_state(CaptureState(grads=False)), scope("around"):
         handler = Handler(None, ())
         with scope("x"), scope("y"):
-            assert handler.here() == "x/y/"
-        assert handler.here() == ""
+            assert handler.position.path() == "x/y/"
+        assert handler.position.path() == ""
 
 
 def test_a_scope_with_a_star_names_the_next_loop():
     handler = Handler(None, ())
     with with_capture_state(CaptureState(grads=False)), scope("blocks/*"):
-        assert handler.loop_path() == "blocks/"
+        assert handler.position.loop_path() == "blocks/"
         inside = handler.entering(Loop(None, 5))
-        assert inside.loops == (Loop(None, 5, path="blocks"),)
-        assert handler.entering().loop_name == "blocks"  # a jitted function: the loop may be inside
-    path = inside.meet(A, View(), (LoopName("blocks/*"),))
-    assert path == "blocks/*/a"
-    assert inside.lengths_at(path) == (5,)
-    assert inside.lengths_at("other/a") == ()
-    assert handler.loop_path() is None
+        assert inside.position.loops == (Loop(None, 5, path="blocks"),)
+        assert handler.entering().position.loop_name == "blocks"  # a jitted function: the loop may be inside
+    where = inside.child().meet(A, View(), ())
+    assert where.path == "blocks/*/a"
+    assert where.lengths == (5,)
+    assert inside.position.lengths_at("other/a") == ()
+    assert handler.position.loop_path() is None
 
 
 def test_a_pattern_that_chose_nothing_is_an_error():
     handler = Handler(None, ("a", "c"))
-    for site in (A, B):
-        handler.meet(site, View(), ())
-    assert handler.chosen(A, "a") == ["a"]
-    assert handler.chosen(B, "b") == []
+    assert handler.chosen(handler.meet(A, View(), ())) == ["a"]
+    assert handler.chosen(handler.meet(B, View(), ())) == []
     with pytest.raises(NoSuchSiteError, match="'c' matches none of the program's 2 sites"):
         handler.finish()
     Handler(None, ()).finish()
@@ -83,8 +80,8 @@ def test_a_pattern_that_chose_nothing_is_an_error():
 
 def test_a_site_may_be_for_some_captures_only():
     inner = site_of(np.ones(2), depths=frozenset({2}))
-    assert [Handler(None, (), depth=d).sees(inner) for d in (1, 2, 3)] == [False, True, False]
-    assert Handler(None, (), depth=3).sees(A)
+    assert [Handler(None, ()).begin(d).sees(inner) for d in (1, 2, 3)] == [False, True, False]
+    assert Handler(None, ()).begin(3).sees(A)
 
 
 def test_a_handler_by_hand_sees_what_passes():
@@ -92,8 +89,7 @@ def test_a_handler_by_hand_sees_what_passes():
         with sonde.scope("s"):
             return sonde.sow(x + 1, "h") * sonde.sow(x, "g")
 
-    result, handler = sonde.core.session.run.run_with(
-        lambda depth: Handler(None, (), depth=depth), f, (np.float32(3),), {}
-    )
+    handler = Handler(None, ())
+    result = sonde.core.run_with(handler, f, (np.float32(3),), {})
     assert float(result) == 12.0
     assert list(handler.met.paths) == ["s/h", "s/g"]

@@ -6,6 +6,7 @@ import pytest
 from tests.core.making import site_of
 
 from sonde.core.interpret.recording import Recording, leaf_indices, reduce_at, whole_gradient, zero_where_not
+from sonde.core.interpret.where import Where
 from sonde.core.marks.axes import Axis
 from sonde.core.marks.site import View
 
@@ -75,13 +76,12 @@ def test_gradients_are_wanted_where_their_values_were():
     chosen, other = site_of(X, "chosen", grads=True), site_of(X, "other", grads=True)
     handler = Recording(("chosen",), grads=True)
     for site in (chosen, other):
-        handler.meet(site, View(), ())
-        handler.record([X], site, site.path, View(), {})
+        handler.record([X], handler.meet(site, View(), ()), {})
     assert [item.path for item in handler.items] == ["chosen"]  # pyright: ignore[reportAttributeAccessIssue]
     backward = View(gradient_of=(0,))
-    assert handler.wants(chosen, "somewhere else", backward)
-    assert not handler.wants(other, "chosen", backward)
-    assert not Recording((), grads=False).wants(chosen, "chosen", backward)
+    assert handler.wants(Where("somewhere else", chosen, backward))
+    assert not handler.wants(Where("chosen", other, backward))
+    assert not Recording((), grads=False).wants(Where("chosen", chosen, backward))
 
 
 def test_programs_are_kept_for_what_is_looked_for():

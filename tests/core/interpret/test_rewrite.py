@@ -14,8 +14,7 @@ from sonde.core.interpret.recording import Recording
 from sonde.core.interpret.rewrite import rewrite
 from sonde.core.marks.axes import Axis
 from sonde.core.marks.site_search import has_sites
-from sonde.core.session.session import with_capture_state
-from sonde.core.session.state import CaptureState, capture_state
+from sonde.core.session.session import CaptureState, capture_state, with_capture_state
 
 X = jnp.array([0.5, -1.0, 2.0])
 

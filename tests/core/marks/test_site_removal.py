@@ -7,8 +7,7 @@ import numpy as np
 import sonde
 from sonde import _jax
 from sonde.core.marks.site_removal import without_sites
-from sonde.core.session.session import with_capture_state
-from sonde.core.session.state import CaptureState
+from sonde.core.session.session import CaptureState, with_capture_state
 
 X = jnp.arange(3.0)
 

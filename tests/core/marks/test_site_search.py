@@ -8,8 +8,7 @@ from jax import lax
 from sonde import _jax, scope, sow
 from sonde.core.marks.scopes import path_under
 from sonde.core.marks.site_search import first_site, gives_tokens, gradient_sites, has_sites, sites_inside
-from sonde.core.session.session import with_capture_state
-from sonde.core.session.state import CaptureState
+from sonde.core.session.session import CaptureState, with_capture_state
 
 
 def traced(f, *args, grads=False):

@@ -32,7 +32,8 @@ def test_what_a_call_takes_and_returns():
     model = make(jitted)
 
     def run(request):
-        _, handler = run_with(lambda depth: Recording((), depth=depth), model, (X,), {}, request=request)
+        handler = Recording(())
+        run_with(handler, model, (X,), {}, request=request)
         return make_records(handler.items, handler.met)
 
     records = run(ModuleRequest(methods=frozenset({"__call__"})))

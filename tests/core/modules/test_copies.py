@@ -62,11 +62,8 @@ def test_a_copy_has_the_place_of_the_module_that_the_library_names():
         return sonde.sow(y, "y")
 
     request = sonde.core.ModuleRequest(methods=frozenset({"__call__"}))
-
-    def make(depth):
-        return sonde.core.Recording((sonde.core.check_pattern("**"),), depth=depth)
-
-    _, handler = sonde.core.run_with(make, f, (model, jnp.ones(2)), {}, request=request)
+    handler = sonde.core.Recording((sonde.core.check_pattern("**"),))
+    sonde.core.run_with(handler, f, (model, jnp.ones(2)), {}, request=request)
     assert [item.path for item in handler.items] == ["right/in", "right/out", "left/in", "left/out", "y"]
     assert calls == [([model], []), True, model.left]
 

@@ -4,8 +4,7 @@ import pytest
 
 from sonde.core.marks.scopes import scope
 from sonde.core.modules.places import Frame, Place, Segment, UnregisteredInside, UnregisteredModules, depth_of, join
-from sonde.core.session.session import with_capture_state
-from sonde.core.session.state import CaptureState
+from sonde.core.session.session import CaptureState, with_capture_state
 
 
 def test_paths_are_joined_and_counted_without_their_empty_parts():

@@ -16,8 +16,7 @@ from jax import lax
 
 import sonde
 from sonde import _jax
-from sonde.core.session.session import SESSIONS
-from sonde.core.session.state import capture_state
+from sonde.core.session.session import SESSIONS, capture_state
 from sonde.errors import EditError
 
 
@@ -25,8 +24,7 @@ def test_interrupts_at_any_moment_leave_the_thread_as_it_was() -> None:
     """In a separate process: a timer interrupts the program at any point."""
     program = """
         import signal, jax, jax.numpy as jnp, sonde
-        from sonde.core.session.session import SESSIONS
-        from sonde.core.session.state import capture_state
+        from sonde.core.session.session import SESSIONS, capture_state
         f = jax.jit(lambda x: sonde.sow(x * 2, "h") + 1)
         def eager(x):
             with sonde.scope("a"):

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from tests.core.comparing import check_nothing_is_left, equal
 
 from sonde import _jax, capture, edit, scope, sow
-from sonde.core.session.session import SESSIONS, Session, with_capture_state
-from sonde.core.session.state import CaptureState, capture_state
+from sonde.core.session.session import SESSIONS, CaptureState, Session, capture_state, with_capture_state
 
 X = jnp.array([0.5, -1.0, 2.0])
 
@@ -108,3 +107,14 @@ def test_a_session_that_an_interrupt_left_open_is_ended_by_the_one_around():
         assert changes.users == {inner}
     assert not changes.users
     assert (capture_state(), depth()) == (None, 0)
+
+
+def test_what_is_looked_for_is_one_object_as_long_as_it_is_the_same():
+    with with_capture_state(CaptureState(grads=True)):
+        first = capture_state()
+    with with_capture_state(CaptureState(grads=True)):
+        assert capture_state() is first
+    with with_capture_state(CaptureState(grads=False)):
+        assert capture_state() is not first
+    assert CaptureState(grads=True, sows=False) != first
+    assert (CaptureState(grads=True), hash(CaptureState(grads=True))) == (first, hash(first))

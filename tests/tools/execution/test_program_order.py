@@ -48,7 +48,8 @@ def test_calls_of_a_handler_have_their_gradients():
         return jnp.sum(sow(x * 2, "h") ** 2) + jnp.sum(sow(x, "g"))
 
     x = np.array([1.0, -3.0], np.float32)
-    handler = run_with(lambda depth: Recording((), grads=True, depth=depth), jax.grad(loss), (x,), {}, grads=True)[1]
+    handler = Recording((), grads=True)
+    run_with(handler, jax.grad(loss), (x,), {}, grads=True)
     calls = calls_of(handler)
     assert [call.item.path for call in calls] == ["h", "g"]
     for call, value, gradient in zip(calls, (x * 2, x), (4 * x, np.ones(2))):
@@ -85,7 +86,8 @@ def test_the_order_of_a_program_is_that_of_a_python_loop():
     class Told(Recording):
         tells_loops_apart = True
 
-    handler = run_with(lambda depth: Told((), depth=depth), f, (1.0, by_scan), {})[1]
+    handler = Told(())
+    run_with(handler, f, (1.0, by_scan), {})
     items = [call.item for call in calls_of(handler)]
     order = ProgramOrder(items)
     rows = [(i, n) for i, item in enumerate(items) for n in range(2 if item.loops else 1)]

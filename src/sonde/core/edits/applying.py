@@ -32,8 +32,7 @@ from sonde.core.edits.plan import RunningPlan, Step, Supply
 from sonde.core.marks.primitive import site_p
 from sonde.core.marks.scopes import RowsName, path_under, scope
 from sonde.core.marks.site import Site, View
-from sonde.core.session.session import with_capture_state
-from sonde.core.session.state import CaptureState
+from sonde.core.session.session import CaptureState, with_capture_state
 
 _SUPPLY = View(role="supply")
 

@@ -64,14 +64,13 @@ class Editing(Handler):
     Args:
         plan: The edits.
         values: What belongs to each of them in this run.
-        depth: How many handlers are nested around, itself included.
     """
 
     knows_loops = counts_iterations = True
 
-    def __init__(self, plan: EditPlan, values: tuple[StepValues, ...], *, depth: int = 1) -> None:
+    def __init__(self, plan: EditPlan, values: tuple[StepValues, ...]) -> None:
         patterns = tuple(step.pattern for step in plan.steps if step.pattern is not None)
-        super().__init__(None, patterns, depth=depth)
+        super().__init__(None, patterns)
         self.plan = plan
         self.values = values
         self.counts.matter = any(step.is_by_call for step in plan.steps)
@@ -79,7 +78,7 @@ class Editing(Handler):
             leaves, tree = jax.tree.flatten(values)
             fixed = tuple(by_identity(x) for x in leaves if not is_argument(x))
             types = tuple(_jax.plain_type_of(x) if is_argument(x) else None for x in leaves)
-            self.key: Hashable = ("edit", plan, by_identity(tree), fixed, types, depth)
+            self.key: Hashable = ("edit", plan, by_identity(tree), fixed, types)
 
     @property
     def rule(self) -> Any:
@@ -89,7 +88,7 @@ class Editing(Handler):
     def entering(self, loop: Loop | None = None) -> Self:
         """The handler whose child is about to run."""
         inner = super().entering(loop)
-        if self.outside is not None and any(loop.path is not None for loop in inner.loops):
+        if self.outside is not None and any(loop.path is not None for loop in inner.position.loops):
             inner.key = None  # what functions of the edit mark has the rows of this run
         return inner
 
@@ -109,13 +108,14 @@ class Editing(Handler):
     def _hit_counts(self, pattern: Pattern) -> list[int]:
         return [n for path, n in self.counts.items() if not isinstance(pattern, str) or glob_matches(pattern, path)]
 
-    def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Extra, Any]) -> None:
+    def record(self, arrays: list[Any], where: Where, extras: dict[Extra, Any]) -> None:
         """Raises an error if an edit chooses a value that the program continues with whatever is put there."""
         del arrays, extras
+        site, path, view = where.marked, where.path, where.view
         if not site.in_place or not view.is_value or not self.patterns:
             return
         call = self.counts.next(path, view.gates)
-        chosen = self.chosen(site, path)
+        chosen = self.chosen(where)
         for step in self.plan.steps:
             if step.pattern in chosen and (step.calls in (None, TRACED) or call in step.calls):
                 instead = "edit an array that it is made of, or that is computed from it"
@@ -129,12 +129,9 @@ class Editing(Handler):
         if supply.plan is not self.plan or not self.sees(site):
             return super().supply(args, site, view)
         arrays = operands_of(args, site, view).arrays
-        names = _jax.names_since(self._names_before)
-        path, _ = self.starred(self.here(names) + site.path)
-        self._within_here = self._within(names)
-        call = self._call(supply, path, site, view)
-        where = self.where(site, path, view, call)
-        chosen = self.chosen(site, path)
+        where = self.locate(site, view, self.position.names)
+        where = where._replace(call=self._call(supply, where))
+        chosen = self.chosen(where)
         answer: list[Any] = []
         for number in supply.numbers:
             step = self.plan.steps[number]
@@ -146,21 +143,21 @@ class Editing(Handler):
         types = supply.types([*map(_jax.typeof, arrays)], view)
         return [*map(_jax.laid_out_as, answer, types)]
 
-    def _call(self, supply: Supply, path: str, site: Site, view: View) -> int:
+    def _call(self, supply: Supply, where: Where) -> int:
         """The number of the call that asks; in a recomputation that of the call that is computed again."""
         if not self.counts.matter:
             return 0
         if supply.first is None:
-            call = self.counts.next(path, view.gates)
-            if any(loop.length is None for loop in self.loops):  # of nothing else is there a recomputation
+            call = self.counts.next(where.path, where.view.gates)
+            if any(loop.length is None for loop in where.loops):  # of nothing else is there a recomputation
                 self.counts.first_calls.setdefault(supply, set()).add(call)
             return call
         numbers = self.counts.first_calls.get(supply.first, set())
         if len(numbers) != 1:  # several calls of a function share one program: which of them it is cannot be told
             raise EditError(
-                f"edit of {path!r} ({site.line}): it depends on the call, but the site is in a while_loop that is "
-                "computed again for a derivative, of a function that is called several times; edit all calls, or "
-                "leave out jax.checkpoint"
+                f"edit of {where.path!r} ({where.marked.line}): it depends on the call, but the site is in a "
+                "while_loop that is computed again for a derivative, of a function that is called several times; edit "
+                "all calls, or leave out jax.checkpoint"
             )
         return min(numbers)
 
@@ -206,7 +203,7 @@ class Editing(Handler):
 
     def _rows(self, step: Step, values: StepValues, where: Where) -> list[Row]:
         """The rows of the named loops around a site that an edit applies to."""
-        rows = self.rows_at(where.site, where.path, [step.pattern]) if where.named and step.pattern is not None else []
+        rows = where.rows([step.pattern]) if where.named and step.pattern is not None else []
         if step.kind == "record":  # it may have been recorded for some rows only
             recorded = next(call.value.view for call, _ in values.new.calls() if call.value.view.is_value)
             rows = [row for row in rows if recorded.has_row(row)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -36,7 +35,7 @@ def recorded_arrays(record: Record, arrays: list[Any], where: Where) -> tuple[li
         return _arrays_of_while(record, arrays, where)
     recorded_along = {axis.name for axis in record.axes[call] if axis.kind == "mesh"}
     mesh_axes = tuple((name, size) for name, size in where.mesh_axes if name in recorded_along)
-    recorded = given_arrays(record.values[call], arrays, dataclasses.replace(where, mesh_axes=mesh_axes))
+    recorded = given_arrays(record.values[call], arrays, where.around(mesh_axes=mesh_axes))
     taken = record.taken[call]
     if taken is None:
         return recorded, None
@@ -99,7 +98,7 @@ def _arrays_of_while(record: Record, arrays: list[Any], where: Where) -> tuple[l
     for shard, axis in zip(along_mesh(mesh_axes), [axis for axis in axes if axis.kind == "mesh"]):
         count = shard.slice_of(count) if axis.on_extra("count") else count
         taken = shard.slice_of(taken) if taken is not None and axis.on_extra("taken") else taken
-    recorded = given_arrays(values, arrays, dataclasses.replace(where, loops=(), named=(), mesh_axes=mesh_axes))
+    recorded = given_arrays(values, arrays, where.around((), mesh_axes))
     mapped = [axis for axis in axes if axis.kind == "vmap"]
     index, count = _jax.varying_alike(jnp.asarray(whiles[0].index), jnp.asarray(count))
     has_value = room_for_axes(index < count, extra_has(mapped, "count"))

@@ -24,7 +24,7 @@ from sonde.core.marks.path import STAR, Pattern, glob_matches
 from sonde.core.marks.scopes import RowsName
 from sonde.core.marks.site import Site, View
 from sonde.core.session.closures import same_value
-from sonde.core.session.state import CaptureState
+from sonde.core.session.session import CaptureState
 
 TRACED: Literal["traced"] = "traced"  # in place of numbers that are known only when the program runs
 FLAG_TYPE = _jax.typeof(np.zeros((), bool))

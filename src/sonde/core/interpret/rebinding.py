@@ -9,38 +9,70 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Self
 
+import numpy as np
+
 from sonde import _jax
 from sonde.core.interpret.handler import Handler
 from sonde.core.interpret.rewrite import PROGRAMS
 from sonde.core.interpret.trace import run_under
-from sonde.core.session.state import capture_state
+from sonde.core.marks.site import Site, View
+from sonde.core.session.session import capture_state
+
+Bind = Callable[[Any, Sequence[Any], Site, View], list[Any]]
+"""Binds a site again: given `Rebinding.values`, and the arguments, the site and the view of its equation."""
 
 
 class Rebinding(Handler):
     """Binds every site again in another form, for the handlers around. It records nothing.
 
     Args:
-        values: The operands that it adds; see `Handler.values`.
+        bind: How a site is bound.
+        values: The operands that are added; see `Handler.values`.
+        in_iteration: The values in an iteration of a scan inside, given the values around it and the number of the
+            iteration. Without it they are the same in all iterations.
+        stops_loops: Whether a while loop continues only where the operand is true.
+        in_custom_calls: If the sites of a function with its own derivatives must not be inside its call: the handler
+            for the call. The function is then run once more, outside the call, for its sites.
+        of_custom_call: What becomes of the outputs of such a function, or of its forward rule, which may not meet the
+            sites, given the values and the outputs.
     """
 
-    # Whether a while loop continues only where the operand is true.
-    stops_loops = False
-    # If the sites of a function with its own derivatives must not be inside its call: the handler for the call. The
-    # function is then run once more, outside the call, for its sites.
-    in_custom_calls: Rebinding | None = None
-
-    def __init__(self, values: Any = ()) -> None:
+    def __init__(
+        self,
+        bind: Bind,
+        values: Any = (),
+        *,
+        in_iteration: Callable[[Any, Any], Any] | None = None,
+        stops_loops: bool = False,
+        in_custom_calls: Rebinding | None = None,
+        of_custom_call: Callable[[Any, Sequence[Any]], list[Any]] | None = None,
+    ) -> None:
         super().__init__(None, ())
         self.values = values
+        self.stops_loops = stops_loops
+        self.in_custom_calls = in_custom_calls
+        self._bind, self._in_iteration, self._of_custom_call = bind, in_iteration, of_custom_call
 
-    def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
+    def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
+        """Binds the site again."""
+        return self._bind(self.values, args, site, view)
+
+    def loop_steps(self, length: int, reverse: bool) -> list[Any]:
+        """The numbers of the iterations of a loop inside, if the values depend on them."""
+        del reverse  # they need only differ
+        return [] if self._in_iteration is None else [np.arange(length, dtype=np.int32)]
+
+    def child(self, base: Any = 1, steps: Sequence[Any] = ()) -> Self:
         """The handler inside. Tokens are given out by the handlers around."""
         del base
-        return super().child(1, steps, prefix)
+        inner = super().child(1, steps)
+        if steps and self._in_iteration is not None:
+            inner.values = self._in_iteration(self.values, steps[0])
+        return inner
 
     def of_custom_call(self, outs: Sequence[Any]) -> list[Any]:
-        """The outputs of a function with its own derivatives, or of its forward rule, which may not meet the sites."""
-        return list(outs)
+        """What the program gets of the outputs of a function with its own derivatives, or of its forward rule."""
+        return list(outs) if self._of_custom_call is None else self._of_custom_call(self.values, outs)
 
 
 def rebound(

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from sonde import _jax
 from sonde.core.interpret.handler import Handler
 from sonde.core.interpret.items import Extra, Item
+from sonde.core.interpret.where import Where
 from sonde.core.marks.axes import extra_has, leaf_has, per_example, select, with_leaves
 from sonde.core.marks.path import Pattern
 from sonde.core.marks.site import Site, View, is_array, naming
@@ -40,21 +41,21 @@ class Recording(Handler):
         reduce: Reduce | None = None,
         last: int = 1,
         donates: bool = True,
-        depth: int = 1,
     ) -> None:
-        key: Hashable = ("collect", patterns, grads, last, depth)
+        key: Hashable = ("collect", patterns, grads, last)
         if patterns or reduce is not None:
             key = (*key, by_identity(reduce), state_of(*patterns, reduce))
-        super().__init__(key, patterns, depth=depth)
+        super().__init__(key, patterns)
         self.grads = grads
         self.reduce = reduce
         self.last = last
         self.donates = donates
         self.records_only = reduce is None
 
-    def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Extra, Any]) -> None:
+    def record(self, arrays: list[Any], where: Where, extras: dict[Extra, Any]) -> None:
         """Records the arrays if they are wanted."""
-        if not self.wants(site, path, view) or (self.reduce is not None and view.sums_gradients and not view.is_value):
+        view = where.view
+        if not self.wants(where) or (self.reduce is not None and view.sums_gradients and not view.is_value):
             return  # a reduce function of a gradient needs all parts of it
         if not self.grads:
             extras.pop("token", None)
@@ -63,17 +64,18 @@ class Recording(Handler):
         types = tuple(map(_jax.type_of, arrays))
         tree = None
         if self.reduce is not None:
-            reduced = reduce_at(self.reduce, arrays, site.at(path), view)
+            reduced = reduce_at(self.reduce, arrays, where.site, view)
             arrays, tree = jax.tree.flatten(reduced)
-        if (self.patterns or self._within_here) and self.lengths_at(path):
-            view = view.replace(rows=tuple(self.rows_at(site, path, self.patterns or ("**",))))
-        self.items.append(Item((site,), path, view.recorded, arrays, extras, tree, types))
+        if (self.patterns or where.position.within) and where.named:
+            view = view.replace(rows=tuple(where.rows(self.patterns or ("**",))))
+        self.items.append(Item((where.marked,), where.path, view.recorded, arrays, extras, tree, types))
 
-    def wants(self, site: Site, path: str, view: View) -> bool:
+    def wants(self, where: Where) -> bool:
         """Whether to record a value, or the gradient of a recorded value."""
-        if not view.is_value and (not self.grads or self.met.has_met(site)):
+        site = where.marked
+        if not where.view.is_value and (not self.grads or self.met.has_met(site)):
             return self.grads and self.met.wants_gradient(site)
-        if self.patterns and not self.chosen(site, path):
+        if self.patterns and not self.chosen(where):
             return False
         self.met.wanted.add(site)
         return True

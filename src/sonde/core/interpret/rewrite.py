@@ -32,7 +32,7 @@ from sonde.core.marks.operands import TOKEN_TYPE, operands_of
 from sonde.core.marks.primitive import site_effect, site_p
 from sonde.core.marks.site_search import equations_with_sites, gives_tokens, gradient_sites
 from sonde.core.session.caches import ByIdentity, Meter, Programs
-from sonde.core.session.state import capture_state
+from sonde.core.session.session import capture_state
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -199,18 +199,17 @@ def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = (), *, loop: Lo
         steps: Types of the slices that a loop gives every iteration; more inputs at the end.
         loop: The loop, if the jaxpr is the body of one, or its test.
     """
-    around, handler = handler, handler.entering(loop)
+    handler = handler.entering(loop)
     kept_programs = PROGRAMS.of(jaxpr) if handler.key is not None else None
-    prefix = around.prefix if handler is around else around.prefix_here()
     # A gradient is recorded if its value was, and that may have been before this program ran.
     gradients_wanted = tuple(map(handler.met.wants_gradient, gradient_sites(jaxpr))) if handler.patterns else ()
-    depends_on = handler.key, handler.counts.key, handler.position, prefix
+    depends_on = handler.key, handler.counts.key, handler.position.key, handler.passes_on
     key = (*depends_on, gradients_wanted, capture_state(), *map(str, steps))
     rewritten = None if kept_programs is None else kept_programs.get(key)
     if rewritten is None:
-        rewritten = _by_moving(jaxpr, handler, prefix) if handler.records_only and not handler.passes_on else None
+        rewritten = _by_moving(jaxpr, handler) if handler.records_only and not handler.passes_on else None
         if rewritten is None:
-            rewritten = _by_running(jaxpr, handler, prefix, steps)
+            rewritten = _by_running(jaxpr, handler, steps)
         # Traced constants belong to this run alone.
         if kept_programs is not None and not any(isinstance(c, _jax.Tracer) for c in rewritten.consts):
             rewritten.meter.bytes += Meter.TRACED * len(_jax.open_jaxpr(rewritten.jaxpr).eqns)
@@ -220,8 +219,8 @@ def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = (), *, loop: Lo
         handler.counts.repeat(rewritten.cache["calls"])
         if handler.tells_loops_apart:
             rewritten = dataclasses.replace(rewritten, specs=in_new_loops(rewritten.specs))
-    handler.counts.leave(handler.choices)
-    inside = rewritten.choices - handler.choices
+    handler.counts.leave(handler.position.choices)
+    inside = rewritten.choices - handler.position.choices
     if inside:
         run = max(handler.runs_of_choices.get(choice, 0) for choice in inside)
         handler.runs_of_choices.update(dict.fromkeys(inside, run + 1))
@@ -230,7 +229,7 @@ def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = (), *, loop: Lo
     return rewritten
 
 
-def _by_running(jaxpr: Any, handler: Handler, prefix: str, steps: Sequence[Any]) -> Rewritten:
+def _by_running(jaxpr: Any, handler: Handler, steps: Sequence[Any]) -> Rewritten:
     takes_base = gives_tokens(jaxpr)
     types = [v.aval for v in _jax.open_jaxpr(jaxpr).invars]
     results: list[Any] = []
@@ -242,7 +241,7 @@ def _by_running(jaxpr: Any, handler: Handler, prefix: str, steps: Sequence[Any])
         inside, flat = handler.with_arrays(flat[:n]) if n else handler, flat[n:]
         base, flat = (flat[0], flat[1:]) if takes_base else (1, flat)
         args, slices = flat[: len(types)], flat[len(types) :]
-        child = inside.child(base=base, steps=slices, prefix=prefix)
+        child = inside.child(base=base, steps=slices)
         outs = run_under(child, _jax.eval_jaxpr, jaxpr, *args)
         results[:] = [len(outs), flat_specs(child.items), child.span, child.met.alone()]  # and no tracers
         return [*outs, *flat_arrays(child.items)]
@@ -257,14 +256,14 @@ def _choices_of(specs: Sequence[Item]) -> frozenset[object]:
     return frozenset(gate.choice for spec in specs for gate in spec.view.gates)
 
 
-def _by_moving(jaxpr: Any, handler: Handler, prefix: str) -> Rewritten | None:
+def _by_moving(jaxpr: Any, handler: Handler) -> Rewritten | None:
     """Drops site equations; None if something inside needs more than that."""
     if _jax.close_jaxpr(jaxpr).consts:  # they would have to become inputs
         return None
     before = _jax.open_jaxpr(jaxpr)
     takes_base = gives_tokens(jaxpr)
     base = _jax.new_var(TOKEN_TYPE) if takes_base else None
-    child = handler.child(prefix=prefix)
+    child = handler.child()
     replaced: dict[Any, Any] = {}
     eqns: list[Any] = []
     sites_met = set()
@@ -299,9 +298,9 @@ def _by_moving(jaxpr: Any, handler: Handler, prefix: str) -> Rewritten | None:
                 sites_met.add(site)
                 outs.append(operands.token)
             if child.sees(site):
-                path = child.meet(site, view, _jax.names_of(eqn))
+                where = child.meet(site, view, _jax.names_of(eqn))
                 if view.role != "mark":
-                    child.record(operands.arrays, site, path, view, operands.extras)
+                    child.record(operands.arrays, where, operands.extras)
             replaced.update(zip(eqn.outvars, outs))
         elif eqn.primitive is not _jax.jit_p:  # a loop or a branch needs its rule
             return None

@@ -18,7 +18,7 @@ from sonde.core.marks.site import Site, View
 from sonde.core.marks.site_search import has_sites, sites_inside
 from sonde.core.modules.copies import FollowedArrays
 from sonde.core.session.debug_nans import checking_results
-from sonde.core.session.state import capture_state
+from sonde.core.session.session import capture_state
 from sonde.errors import CaptureError
 
 Rule = Callable[["SiteTrace", Sequence[Any], dict[str, Any]], list[Any]]

@@ -27,8 +27,7 @@ from sonde.core.marks.axes import Axis
 from sonde.core.marks.batch_like import repeated
 from sonde.core.marks.operands import NO_VALUE, TOKEN, TOKEN_TYPE, Operands, operands_of
 from sonde.core.marks.site import Site, View
-from sonde.core.session.session import has_outlived_capture, with_capture_state
-from sonde.core.session.state import capture_state
+from sonde.core.session.session import capture_state, has_outlived_capture, with_capture_state
 from sonde.errors import CaptureError
 
 

@@ -17,8 +17,7 @@ from typing import Any
 
 from sonde import _jax
 from sonde.core.marks.path import checked_name
-from sonde.core.session.session import SESSIONS, Session
-from sonde.core.session.state import capture_state
+from sonde.core.session.session import SESSIONS, Session, capture_state
 from sonde.errors import ScopeError
 
 

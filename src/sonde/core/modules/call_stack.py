@@ -36,8 +36,7 @@ from sonde.core.modules.index import (
 )
 from sonde.core.modules.places import Move, Place, Segment, UnregisteredInside, depth_of, join
 from sonde.core.modules.roots import find_roots
-from sonde.core.session.session import SESSIONS, Session, captures_run, with_capture_state
-from sonde.core.session.state import CaptureState, capture_state
+from sonde.core.session.session import SESSIONS, CaptureState, Session, capture_state, captures_run, with_capture_state
 
 
 class CallStack:

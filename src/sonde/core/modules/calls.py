@@ -19,7 +19,7 @@ from sonde.core.marks.scopes import ScopeName
 from sonde.core.modules.call_stack import call_stacks
 from sonde.core.modules.index import module_kind
 from sonde.core.modules.places import Frame, Move, Place
-from sonde.core.session.state import capture_state
+from sonde.core.session.session import capture_state
 from sonde.core.verbs.sow import mark
 
 T = TypeVar("T")

@@ -24,8 +24,7 @@ from sonde.core.modules.copies import CopyKey
 from sonde.core.modules.index import LIBRARIES, holds_modules, module_kind, outermost_modules
 from sonde.core.modules.places import Place, UnregisteredInside
 from sonde.core.session.caches import ByIdentity
-from sonde.core.session.session import SESSIONS, captures_run
-from sonde.core.session.state import capture_state
+from sonde.core.session.session import SESSIONS, capture_state, captures_run
 from sonde.errors import ScopeError
 
 Values = Callable[[], Sequence[Any] | None]

@@ -1,7 +1,7 @@
 """The interface to `sonde.inside`: what a run wants to see of code without sites.
 
 The engine does not know how functions and modules become sites. It stores each request in the capture state
-(`core/session/state.py`), so that jitted functions are traced again for it, and says when a request begins and ends.
+(`core/session/session.py`), so that jitted functions are traced again for it, and says when a request begins and ends.
 """
 
 from __future__ import annotations

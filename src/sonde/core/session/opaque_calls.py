@@ -18,8 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sonde import _jax
-from sonde.core.session.session import SESSIONS, Session, as_started_by, with_capture_state
-from sonde.core.session.state import CaptureState, capture_state
+from sonde.core.session.session import SESSIONS, CaptureState, Session, as_started_by, capture_state, with_capture_state
 from sonde.errors import CaptureError
 
 

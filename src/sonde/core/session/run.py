@@ -18,8 +18,7 @@ from sonde.core.modules.call_stack import NOTHING, ModuleRequest, Wanted, begin_
 from sonde.core.modules.copies import FollowedArrays
 from sonde.core.session import opaque_calls
 from sonde.core.session.inside_protocol import InsideRequest, change_libraries
-from sonde.core.session.session import SESSIONS, Session, has_outlived_capture
-from sonde.core.session.state import CaptureState, capture_state
+from sonde.core.session.session import SESSIONS, CaptureState, Session, capture_state, has_outlived_capture
 
 # Every change to JAX that is in place while a session runs, in any thread.
 _changes = _jax.InPlace(
@@ -39,7 +38,7 @@ _jax.at_first_capture(lambda: change_libraries(_changes))
 
 
 def run_with(
-    make: Callable[[int], Any],
+    handler: Handler,
     f: Callable,
     args: Any,
     kwargs: Any,
@@ -50,11 +49,11 @@ def run_with(
     request: ModuleRequest | None = None,
     inside: InsideRequest | None = None,
     trace_type: Any = SiteTrace,
-) -> tuple[Any, Any]:
-    """Runs `f` with a handler at its sites.
+) -> Any:
+    """The result of `f`, which runs with a handler at its sites. Then the handler holds what it has recorded.
 
     Args:
-        make: Makes the handler, given how many are nested, itself included.
+        handler: What is done at the sites; made for this run.
         f: The function.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
@@ -65,9 +64,6 @@ def run_with(
         inside: What to look into, as `inside_request` gives it.
         trace_type: Makes the trace that `f` runs under, of the trace around and the handler. One with `sees_all` is
             given every operation, and programs are traced apart from those of captures.
-
-    Returns:
-        The result of `f` and the handler, finished.
     """
     _jax.make_changes()
     # A thread goes on with the state of the capture whose program started it, also when that capture has ended.
@@ -82,8 +78,7 @@ def run_with(
         module_wants = module_wants._replace(methods=module_wants.methods | inside.methods)
     sows = request is None or request.sows or around.sows
     sees_all = getattr(trace_type, "sees_all", False)
-    handler: Handler = make(depth)
-    handler.outside = outer
+    handler.begin(depth, outer)
     trace = trace_type(_jax.current_trace(), handler)
     models = () if inside is None else inside.known_models()
     try:
@@ -118,7 +113,7 @@ def run_with(
     if session.lost is not None:
         raise session.lost
     handler.finish()
-    return result, handler
+    return result
 
 
 _NO_CAPTURE = CaptureState(grads=False, depth=0, sows=False)

@@ -1,8 +1,13 @@
 """One run: everything that exists only while a capture, an edit or a search runs, and what is restored when it ends.
 
-Each thread has one stack of sessions, of which `SESSIONS` has the innermost; a session knows the one around it. What
-JAX must see, because compiled programs depend on it, is the `CaptureState` of the session, which JAX keeps in its cache
-keys (`state.py`). All else is looked up in the session: the handler, the open scopes, the calls of modules
+Each thread has one stack of sessions, of which `SESSIONS` has the innermost; a session knows the one around it.
+
+What compiled programs depend on is the `CaptureState` of the session. It is kept in a JAX user context, and so is part
+of every jit cache key: without a capture, `sow` adds nothing to the program; while one runs, jitted functions are
+traced again with their sites in. User contexts are thread-local: a capture does not see threads that the captured
+function starts. A site in one of them is an error while the capture runs (`opaque_calls.py`).
+
+All else is looked up in the session: the handler, the open scopes, the calls of modules
 (`core/modules/call_stack.py`), and what `sonde.inside` has replaced in the program's functions. When a session ends,
 nothing of it is left.
 """
@@ -17,14 +22,117 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+import jax
+
 from sonde import _jax
-from sonde.core.session.inside_protocol import InsideRun
-from sonde.core.session.state import CaptureState, block_with_state, capture_state, set_state
+from sonde.core.session.inside_protocol import ActiveRequests, InsideRun
 
 if TYPE_CHECKING:
     from sonde.core.interpret.handler import Handler
     from sonde.core.marks.scopes import scope
     from sonde.core.modules.call_stack import CallStack
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What captures want: the part of a session that JAX keeps in its cache keys
+# ---------------------------------------------------------------------------------------------------------------------
+
+_known: weakref.WeakValueDictionary[tuple[Any, ...], CaptureState] = weakref.WeakValueDictionary()
+
+
+class CaptureState:
+    """What the running captures want, as far as the traced program depends on it.
+
+    JAX compares it in each lookup of a trace. To make that cheap it is compared by identity: an equal request gives the
+    same object, while that exists.
+
+    Args:
+        grads: Whether gradients are wanted too.
+        edits: Whether values may be replaced: a value that does not vary over a mapped axis may then start to.
+        depth: How many captures, edits and so on are nested.
+        modules: What each capture wants of modules (`modules.call_stack.Wanted`).
+        inside: The requests of their `inside=`; see `inside_protocol.py`.
+        sows: Whether any of them wants what is marked without a tag: `nnx.capture` wants what Modules mark alone.
+        plans: The edits among them, the outermost first (`plan.RunningPlan`).
+        sees_all: Whether every operation is wanted, not only sites. Calls that captures have left to JAX's fast path
+            must then be made anew.
+        seen_below: In the function of an edit, the depth of the edit: only the captures around it see what is marked.
+
+    Attributes:
+        methods: The methods of modules whose arguments and results any of them wants.
+    """
+
+    grads: bool
+    edits: bool
+    depth: int
+    modules: tuple[Any, ...]
+    inside: ActiveRequests | None
+    sows: bool
+    plans: tuple[Any, ...]
+    sees_all: bool
+    seen_below: int | None
+    methods: frozenset[str]
+    _key: tuple[Any, ...]
+
+    def __new__(  # noqa: D102 (the class says what it takes)
+        cls,
+        grads: bool,
+        edits: bool = False,
+        depth: int = 1,
+        modules: tuple[Any, ...] = (),
+        inside: ActiveRequests | None = None,
+        sows: bool = True,
+        plans: tuple[Any, ...] = (),
+        sees_all: bool = False,
+        seen_below: int | None = None,
+    ) -> CaptureState:
+        key = grads, edits, depth, modules, inside, sows, plans, sees_all, seen_below
+        existing = _known.get(key)
+        if existing is not None:
+            return existing
+        state = super().__new__(cls)
+        state.grads, state.edits, state.depth, state.modules, state.inside, state.sows = key[:6]
+        state.plans, state.sees_all, state.seen_below = key[6:]
+        state.methods = frozenset[str]().union(*[request.methods for request in modules])
+        state._key = key
+        return _known.setdefault(key, state)
+
+    def below(self, depth: int) -> CaptureState:
+        """The same in the function of an edit at this depth."""
+        return CaptureState(*self._key[:-1], seen_below=depth)
+
+    @property
+    def seen_by(self) -> range | None:
+        """The depths of the captures that see what is marked; None: all."""
+        return None if self.seen_below is None else range(1, self.seen_below)
+
+    def may_miss(self, site: Any) -> bool:
+        """Whether to skip a site that no capture can record: it came from a package, and was not named in `inside=`."""
+        return site.depths is not None and (self.inside is None or not self.inside.must_see(site.source))
+
+
+_context = jax.make_user_context(None)
+
+
+def capture_state() -> CaptureState | None:
+    """What the captures of the current thread want, or None if none runs."""
+    return _context.value
+
+
+def sows_are_seen() -> bool:
+    """Whether a capture wants what `sow` marks. If not, values that are computed only to be marked are not needed."""
+    state = _context.value
+    return state is not None and state.sows
+
+
+def _set_state(value: CaptureState | None) -> None:
+    if _context.value is not value:
+        _context(value).__enter__()  # the session that calls this sets back what was there before
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sessions
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 class _Sessions:
@@ -143,7 +251,7 @@ class Session:
             self.inside.begin()
         self.frame = sys._getframe(1) if frame is None else frame
         SESSIONS.set(self)
-        set_state(state)
+        _set_state(state)
         _jax.start_trace(trace)
 
     def __exit__(self, *error: object) -> None:
@@ -168,7 +276,7 @@ class Session:
             raise interrupt
 
     def _restore(self) -> None:
-        set_state(self._state_before)
+        _set_state(self._state_before)
         inner = SESSIONS.current()
         while inner is not None and inner is not self and inner is not self.outer:  # an interrupt has left it open
             inner._undo_changes()
@@ -205,7 +313,7 @@ def with_capture_state(
     If they want nothing, no scope is opened, and no session. If captures that have ended want it, `stacks` are the
     calls of modules that were open for each.
     """
-    return block_with_state(value) if value is None else _SessionWith(value, stacks=stacks)
+    return _context(value) if value is None else _SessionWith(value, stacks=stacks)
 
 
 class _SessionWith(Session):

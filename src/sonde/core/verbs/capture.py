@@ -106,17 +106,11 @@ def _capture_now(
     args: Any,
     kwargs: Any,
 ) -> Any:
-    made: list[Recording] = []
-
-    def make(depth: int) -> Recording:
-        made.append(Recording(patterns, depth=depth, **options))
-        return made[0]
-
+    handler = Recording(patterns, **options)
     try:
-        result, handler = run_with(make, f, args, kwargs, grads=options["grads"], inside=inside)
+        result = run_with(handler, f, args, kwargs, grads=options["grads"], inside=inside)
     except Exception as error:
-        if made:
-            attach_records(error, made[0], options["reduce"])
+        attach_records(error, handler, options["reduce"])
         raise
     return result, make_records(handler.items, handler.met, reduce=options["reduce"])
 

@@ -157,10 +157,7 @@ def edit(
 def _edit_now(
     plan: EditPlan, values: tuple[StepValues, ...], f: Callable, inside: InsideRequest | None, args: Any, kwargs: Any
 ) -> Any:
-    def make(depth: int) -> Editing:
-        return Editing(plan, values, depth=depth)
-
-    return run_with(make, f, args, kwargs, edits=True, plan=plan, inside=inside)[0]
+    return run_with(Editing(plan, values), f, args, kwargs, edits=True, plan=plan, inside=inside)
 
 
 def put_by_rule(
@@ -217,12 +214,9 @@ def run_by_rule(
     """
     at_paths = paths if paths is None or isinstance(paths, Near) else Paths(paths)
     step = Step(None, "rule", None, None, None, -1, None, None, put=put, paths=at_paths, counts_calls=counts_calls)
-    plan, values = EditPlan.of([step]), (StepValues(rule, ()),)
-
-    def make(depth: int) -> Editing:
-        return Editing(plan, values, depth=depth)
-
-    return run_with(make, f, args, kwargs, edits=True, plan=plan, request=request, inside=inside)
+    plan = EditPlan.of([step])
+    handler = Editing(plan, (StepValues(rule, ()),))
+    return run_with(handler, f, args, kwargs, edits=True, plan=plan, request=request, inside=inside), handler
 
 
 _ARRAYS = "__sonde_arrays_of_edits__"

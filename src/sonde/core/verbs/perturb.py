@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -247,8 +246,7 @@ class Deltas:
                 rows = _Rows.of({row: self.deltas[name] for row, name in by_row.items()})
             (delta, applies), paths = rows.at(where), list(by_row.values())
             # What belongs to a row has no axes for the loops whose numbers are in its path.
-            unnamed = tuple(loop for i, loop in enumerate(where.loops) if i not in where.named)
-            where = dataclasses.replace(where, loops=unnamed, named=())
+            where = where.without_names()
         self.used.update(paths)
         return added_at(delta, arrays, where, applies)
 

@@ -20,7 +20,7 @@ from sonde.core.marks.primitive import site_p
 from sonde.core.marks.scopes import check_scopes
 from sonde.core.marks.site import LEAF, PLAIN, Site, take_apart
 from sonde.core.session.inside_protocol import PASSED_SITES
-from sonde.core.session.state import CaptureState, capture_state, sows_are_seen
+from sonde.core.session.session import CaptureState, capture_state, sows_are_seen
 from sonde.errors import EditError, SiteNameError
 
 T = TypeVar("T")

@@ -32,8 +32,7 @@ from sonde.core import (
     Item,
     Recording,
     ScopeName,
-    Site,
-    View,
+    Where,
     are_ends_wanted,
     capture_state,
     expand,
@@ -94,19 +93,19 @@ class Gather(Recording):
 
     Args:
         level: The number of the run.
-        depth: How many captures are nested, this one included.
     """
 
-    def __init__(self, level: int, depth: int) -> None:
-        super().__init__((), depth=depth)
+    def __init__(self, level: int) -> None:
+        super().__init__(())
         self.key = ("linen", level, self.key)
         self.level = level
         # Pass values on to outer runs too, not only to captures.
-        self.passes_on = level > 1 or depth > 1
+        self.passes_on = level > 1
 
-    def wants(self, site: Site, path: str, view: View) -> bool:
+    def wants(self, where: Where) -> bool:
         """Whether a value belongs to this run."""
-        return view.is_value and isinstance(site.tag, SownTag) and site.tag.level == self.level
+        tag = where.marked.tag
+        return where.view.is_value and isinstance(tag, SownTag) and tag.level == self.level
 
 
 def gathering(run: Run, scopes: Sequence[Scope], fn: Callable[[], T]) -> T:
@@ -128,9 +127,7 @@ def gathering(run: Run, scopes: Sequence[Scope], fn: Callable[[], T]) -> T:
     outer = capture_state()
     run.level = context.level + 1
 
-    def make(depth: int) -> Gather:
-        run.gather = Gather(run.level, depth)
-        return run.gather
+    run.gather = Gather(run.level)
 
     def body() -> T:
         with with_capture_state(outer):
@@ -141,7 +138,7 @@ def gathering(run: Run, scopes: Sequence[Scope], fn: Callable[[], T]) -> T:
 
     context.level += 1
     try:
-        return run_with(make, body, (), {})[0]
+        return run_with(run.gather, body, (), {})
     finally:
         context.level -= 1
 

@@ -205,8 +205,9 @@ def _run(
     if any(initial.values()) and not types:
         return inner(*args, **kwargs), []
     # Without types the capture records nothing, but it must run: outside of captures, `sow` stores in the Module.
-    result, handler = run_with(
-        lambda depth: ModuleRecording(types, initial, grads=grads, depth=depth),
+    handler = ModuleRecording(types, initial, grads=grads)
+    result = run_with(
+        handler,
         inner,
         args,
         kwargs,

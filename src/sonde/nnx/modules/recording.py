@@ -17,9 +17,7 @@ from sonde.core import (
     Call,
     Editing,
     Recording,
-    Site,
     Supplied,
-    View,
     Where,
     added_at,
     call_stacks,
@@ -38,8 +36,8 @@ Values = dict[type, dict[Key, Any]]
 class ModuleRecording(Recording):
     """Records values that were sown as one of the given types."""
 
-    def __init__(self, types: tuple[type, ...], initial: Values, *, grads: bool, depth: int) -> None:
-        super().__init__((), grads=grads, depth=depth)
+    def __init__(self, types: tuple[type, ...], initial: Values, *, grads: bool) -> None:
+        super().__init__((), grads=grads)
         # Compiled programs are kept by this key, and other types record other sites.
         self.key = (self.key, types)
         self.types = types
@@ -49,12 +47,12 @@ class ModuleRecording(Recording):
         """What was recorded so far."""
         return collected(calls_of(self), self.types, self.given, perturbed_to_zeros)
 
-    def wants(self, site: Site, path: str, view: View) -> bool:
+    def wants(self, where: Where) -> bool:
         """Whether the site belongs to a Module of the captured model and has one of the types."""
-        tag = site.tag
+        tag = where.marked.tag
         if not isinstance(tag, Sown) or tag.type not in self.types or not tag.known[self.depth - 1]:
             return False
-        return super().wants(site, path, view)
+        return super().wants(where)
 
 
 @jax.tree_util.register_pytree_node_class

@@ -124,7 +124,7 @@ def graph_of(
     labels = {role: {node.key for node in found} for role, found in nodes.items()}
 
     def labeled(*args: Any, **kwargs: Any) -> Any:
-        return run_with(lambda depth: _Labelling(labels, levels, depth), f, args, kwargs, edits=True, inside=inside)[0]
+        return run_with(_Labelling(labels, levels), f, args, kwargs, edits=True, inside=inside)
 
     jaxpr = jax.make_jaxpr(labeled)(*args, **kwargs)
     axes = {_label("writes", node.key): node.axis for node in nodes["writes"]}
@@ -153,8 +153,8 @@ class _Labelling(Handler):
 
     knows_loops = True
 
-    def __init__(self, labels: Mapping[str, set[Key]], levels: set[Any], depth: int) -> None:
-        super().__init__(None, (), depth=depth)
+    def __init__(self, labels: Mapping[str, set[Key]], levels: set[Any]) -> None:
+        super().__init__(None, ())
         self.labels = labels
         self.levels = levels
 
@@ -163,12 +163,12 @@ class _Labelling(Handler):
         outs = super().at_site(args, site, view)
         if not view.is_value or view.role != "site" or not self.sees(site):
             return outs
-        path, _ = self.starred(self.here() + site.path)
-        key = path, self.counts.next(path, view.gates)
+        where = self.locate(site, view, self.position.names)
+        key = where.path, self.counts.next(where.path, view.gates)
         roles = [role for role, keys in self.labels.items() if key in keys]
         if roles:
-            not_differentiated(self.where(site, path, view, key[1]), "attribute_edges")
-            self.levels.add((getattr(outs[0], "_trace", None), bool(self.loops)))
+            not_differentiated(where, "attribute_edges")
+            self.levels.add((getattr(outs[0], "_trace", None), bool(where.loops)))
         for role in roles:
             outs[0] = marked(outs[0], _label(role, key))
         return outs

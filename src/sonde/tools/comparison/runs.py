@@ -79,13 +79,9 @@ def run_side(
     kwargs: Mapping[str, Any],
 ) -> Run:
     """Runs a program with a capture around it."""
-
-    def make(depth: int) -> Recording:
-        handler = Recording(tuple(patterns), grads=grads, donates=False, depth=depth)
-        handler.tells_loops_apart = True
-        return handler
-
-    result, handler = run_with(make, f, args, kwargs, grads=grads, inside=inside)
+    handler = Recording(tuple(patterns), grads=grads, donates=False)
+    handler.tells_loops_apart = True
+    result = run_with(handler, f, args, kwargs, grads=grads, inside=inside)
     items = expand(handler.items)
     records = make_records(items, handler.met)
     order = _program_order(items)

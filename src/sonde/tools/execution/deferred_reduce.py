@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from sonde.core import Extra, Pattern, Recording, Reduce, Site, View
+from sonde.core import Extra, Pattern, Recording, Reduce, Site, Where
 
 SMALL = 2**21
 """Up to how many bytes the arrays of a site are kept whole."""
@@ -39,21 +39,21 @@ class KeepingSmall(Recording):
         self._roomy: dict[Site, bool] = {}
         self.key = ("keeping small", self.key)
 
-    def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Extra, Any]) -> None:
+    def record(self, arrays: list[Any], where: Where, extras: dict[Extra, Any]) -> None:
         """Records the arrays, or the results of `large`."""
-        self.reduce = self.small if self.keeps(arrays, site) else self.large
-        super().record(arrays, site, path, view, extras)
+        self.reduce = self.small if self.keeps(arrays, where) else self.large
+        super().record(arrays, where, extras)
 
-    def keeps(self, arrays: Sequence[Any], site: Site) -> bool:
+    def keeps(self, arrays: Sequence[Any], where: Where) -> bool:
         """Whether these arrays are small, or there is room for them. The same for a value and all its gradients."""
         size = sum(x.size * getattr(x.dtype, "itemsize", 8) for x in arrays)
         # Of a `while_loop`, whose length is not known, the last iteration alone is recorded.
-        in_loops = size * math.prod(loop.length for loop in self.loops if loop.length is not None)
+        in_loops = size * math.prod(loop.length for loop in where.loops if loop.length is not None)
         if in_loops > SMALL_IN_LOOPS:
             return False
         if size <= SMALL:
             return True
-        if site not in self._roomy:
+        if where.marked not in self._roomy:
             self._room[0] -= in_loops
-            self._roomy[site] = self._room[0] >= 0
-        return self._roomy[site]
+            self._roomy[where.marked] = self._room[0] >= 0
+        return self._roomy[where.marked]

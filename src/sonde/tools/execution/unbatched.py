@@ -20,8 +20,7 @@ from sonde.core import (
     Recording,
     Records,
     Reduce,
-    Site,
-    View,
+    Where,
     attach_records,
     make_records,
     run_with,
@@ -32,15 +31,15 @@ from sonde.tools.execution.record_values import Seen, each_seen
 class _Unmapped(Recording):
     """Reduces the values that no `vmap` maps, and records the others as they are."""
 
-    def __init__(self, patterns: tuple[Pattern, ...], *, reduce: Reduce, depth: int) -> None:
-        super().__init__(patterns, reduce=reduce, donates=False, depth=depth)
+    def __init__(self, patterns: tuple[Pattern, ...], *, reduce: Reduce) -> None:
+        super().__init__(patterns, reduce=reduce, donates=False)
         self._of_unmapped = reduce
         self.key = ("unmapped", self.key)
 
-    def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Extra, Any]) -> None:
+    def record(self, arrays: list[Any], where: Where, extras: dict[Extra, Any]) -> None:
         """Records the arrays, or the result of the function."""
-        self.reduce = None if _mapped(view.axes) else self._of_unmapped
-        super().record(arrays, site, path, view, extras)
+        self.reduce = None if _mapped(where.view.axes) else self._of_unmapped
+        super().record(arrays, where, extras)
 
 
 def records_whole(
@@ -56,17 +55,11 @@ def records_whole(
         reduce: Applied at the site to values that no `vmap` maps.
         inside: As `asked_for` gives it.
     """
-    made: list[_Unmapped] = []
-
-    def make(depth: int) -> _Unmapped:
-        made.append(_Unmapped(patterns, reduce=reduce, depth=depth))
-        return made[0]
-
+    handler = _Unmapped(patterns, reduce=reduce)
     try:
-        _, handler = run_with(make, f, args, kwargs, inside=inside)
+        run_with(handler, f, args, kwargs, inside=inside)
     except Exception as error:
-        if made:
-            attach_records(error, made[0], None)
+        attach_records(error, handler, None)
         raise
     return make_records(handler.items, handler.met)
 

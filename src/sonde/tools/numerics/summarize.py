@@ -199,18 +199,11 @@ def summarize(
     chosen = check_patterns(patterns, "summarize")
 
     def summarized(*args: P.args, **kwargs: P.kwargs) -> Summary:
-        made: list[KeepingSmall] = []
-
-        def make(depth: int) -> KeepingSmall:
-            options: Any = {"grads": grads, "donates": False, "depth": depth}
-            made.append(KeepingSmall(chosen, large=moments_of_parts, small=_parts, **options))
-            return made[0]
-
+        handler = KeepingSmall(chosen, large=moments_of_parts, small=_parts, grads=grads, donates=False)
         try:
-            _, handler = run_with(make, f, args, kwargs, grads=grads, inside=asked)
+            run_with(handler, f, args, kwargs, grads=grads, inside=asked)
         except Exception as error:
-            if made:
-                attach_records(error, made[0], moments_of_parts)
+            attach_records(error, handler, moments_of_parts)
             raise
         records = make_records(handler.items, handler.met, reduce=moments_of_parts)
         return Summary(list(rows_of(records, "summarize")))

@@ -52,11 +52,9 @@ def stacked_capture(
     reduce = functools.partial(moments_of_parts, names=names)
 
     def captured(models: StandIns, *args: Any, **kwargs: Any) -> tuple[Any, Fetching]:
-        def make(depth: int) -> KeepingSmall:
-            return KeepingSmall(patterns, grads=grads, large=reduce, small=_parts, depth=depth)
-
         models.note((args, kwargs))
-        result, handler = run_with(make, fn, args, kwargs, grads=grads, inside=inside)
+        handler = KeepingSmall(patterns, grads=grads, large=reduce, small=_parts)
+        result = run_with(handler, fn, args, kwargs, grads=grads, inside=inside)
         items = _together(expand(handler.items), names)
         return result, Fetching.packed(make_records(items, handler.met, reduce=reduce))
 

@@ -195,24 +195,13 @@ RULES[_jax.cond_p] = cond_rule
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-class _Gating(Rebinding):
-    """Gives every site of a branch one more operand: whether the branch is taken."""
-
-    stops_loops = True  # a loop that counts its iterations must not run for elements that took another branch
-
-    def __init__(self, is_taken: Any, gate: Gate) -> None:
-        super().__init__(is_taken)
-        self.gate = gate
-
-    def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
-        """Binds the site again with the gate."""
-        operands = operands_of(args, site, view)
-        operands.gate = jnp.logical_and(operands.gate, self.values) if view.gates else self.values
-        return bind_site(operands, site, view.replace(gates=view.gates | {self.gate}))
-
-
 def _gated(branch: Any, gate: Gate, gate_type: Any) -> Any:
-    """A branch with more operands in front: for every branch, whether it is taken."""
+    """A branch with more operands in front: for every branch, whether it is taken. Its sites get that for this one."""
+
+    def bind_gated(is_taken: Any, args: Sequence[Any], site: Site, view: View) -> list[Any]:
+        operands = operands_of(args, site, view)
+        operands.gate = jnp.logical_and(operands.gate, is_taken) if view.gates else is_taken
+        return bind_site(operands, site, view.replace(gates=view.gates | {gate}))
 
     def selectable_outputs(outs: list[Any], inputs: Sequence[Any]) -> list[Any]:
         # JAX selects among the outputs of the branches; on a mesh with explicit axes they must be mapped for that.
@@ -220,7 +209,8 @@ def _gated(branch: Any, gate: Gate, gate_type: Any) -> Any:
 
     return rebound(
         branch,
-        lambda *inputs: _Gating(inputs[gate.branch], gate),
+        # A loop that counts its iterations must not run for elements that took another branch.
+        lambda *inputs: Rebinding(bind_gated, inputs[gate.branch], stops_loops=True),
         front=[gate_type] * gate.branches,
         then=selectable_outputs,
     )

@@ -38,7 +38,7 @@ class _Recorded:
         self.n = len(self.carried)
         self.called_from = CalledFrom.now()
         self.calls = handler.counts.mark()
-        self.prefix, self.inside = handler.prefix_here(), handler.entering()
+        self.inside = handler.entering()
         self.n_outs: int | None = None
         self.specs: list[Item] = []
         self.types: list[Any] = []
@@ -58,7 +58,7 @@ class _Recorded:
         # The function and its rules are the same calls, run in different ways.
         self.handler.counts.return_to(self.calls)
         base = self.handler.carrying(carried).allot(1)
-        child = self.inside.carrying(carried).child(base=base, prefix=self.prefix)
+        child = self.inside.carrying(carried).child(base=base)
         with self.called_from.again():
             outs = run_under(child, _jax.call_beside if beside else _jax.call_again, wrapped, *args)
         self.handler.met.update(child.met)

@@ -48,7 +48,7 @@ def linear_solve_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, A
 def _not_recorded(jaxpr: Any, handler: Handler) -> tuple[Any, list[Any]]:
     """A program that only runs for derivatives taken outside the capture, and the values for its new inputs."""
     before = handler.counts.mark()
-    rewritten = rewrite(jaxpr, handler.child())
+    rewritten = rewrite(jaxpr, handler.entering().child())
     handler.counts.return_to(before)
     return _jax.first_outputs(rewritten.jaxpr, rewritten.n_outs), rewritten.inputs(handler)
 

@@ -23,24 +23,24 @@ from sonde.core.marks.site_search import sites_inside
 _Follows = dict[Site, tuple[tuple[int, ...], ...]]
 
 
-class _Follow(Rebinding):
-    """Makes arrays of some sites mapped wherever some of the operands of a branch are."""
+def _following(branch: Any, follows: _Follows, number_type: Any) -> Any:
+    """A branch with one more operand in front, in which arrays of some sites are mapped wherever some operands are."""
 
-    def __init__(self, operands: Sequence[Any], follows: _Follows) -> None:
-        super().__init__(operands)
-        self.follows = follows
-
-    def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
-        """Binds the site again with arrays that follow the operands."""
+    def bind_following(inputs: Sequence[Any], args: Sequence[Any], site: Site, view: View) -> list[Any]:
         operands = operands_of(args, site, view)
-        for i, followed in enumerate(self.follows.get(site, ()) if view.is_value else ()):
-            (operands.arrays[i],) = along(operands.arrays[i : i + 1], [self.values[j] for j in followed])
+        for i, followed in enumerate(follows.get(site, ()) if view.is_value else ()):
+            (operands.arrays[i],) = along(operands.arrays[i : i + 1], [inputs[j] for j in followed])
         return bind_site(operands, site, view)
 
-    def of_custom_call(self, outs: Sequence[Any]) -> list[Any]:
-        """The outputs, mapped in the same way whether or not they go through a site."""
-        followed = sorted({j for leaves in self.follows.values() for operands in leaves for j in operands})
-        return along(outs, [self.values[j] for j in followed])
+    def mapped_outputs(inputs: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
+        """The outputs of a call, mapped in the same way whether or not they go through a site."""
+        followed = sorted({j for leaves in follows.values() for operands in leaves for j in operands})
+        return along(outs, [inputs[j] for j in followed])
+
+    def following(*inputs: Any) -> Rebinding:
+        return Rebinding(bind_following, inputs, of_custom_call=mapped_outputs)
+
+    return rebound(branch, following, front=[number_type])
 
 
 class _Shared(NamedTuple):
@@ -134,8 +134,5 @@ def mapped_alike(axis_data: Any, args: Any, dims: Any, branches: Any) -> tuple[A
         return args, dims, branches
     number = next(_jax.numbers_along(x, d) for x, d in zip(args, dims) if d is not None)
     number_type = _jax.mapped_type(_jax.typeof(number), axis_data.size, 0)
-
-    def alike(branch: Any, follows_of_branch: _Follows) -> Any:
-        return rebound(branch, lambda *operands: _Follow(operands, follows_of_branch), front=[number_type])
-
-    return [args[0], number, *args[1:]], [dims[0], 0, *dims[1:]], tuple(map(alike, branches, follows))
+    alike = tuple(_following(branch, of_branch, number_type) for branch, of_branch in zip(branches, follows))
+    return [args[0], number, *args[1:]], [dims[0], 0, *dims[1:]], alike

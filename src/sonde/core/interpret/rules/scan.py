@@ -8,7 +8,7 @@ because only then is it known whether the gradient is of this loop or was taken 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +24,7 @@ from sonde.core.marks.operands import operands_of
 from sonde.core.marks.primitive import bind_site, site_p
 from sonde.core.marks.site import Site, View
 from sonde.core.marks.site_search import has_sites, sites_inside
-from sonde.core.session.state import capture_state
+from sonde.core.session.session import capture_state
 
 
 def scan_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
@@ -41,7 +41,7 @@ def scan_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
     outs = once.spread(_jax.scan_p.bind(*operands, **wider))
     outs = rewritten.known(outs, operands, {**wider, "jaxpr": rewritten.jaxpr})
     axis = Axis("scan", length, loop=object(), reverse=reverse)
-    name = handler.loop_path()
+    name = handler.position.loop_path()
     items = rewritten.items(outs, axis) if name is None else rewritten.items_of_named(outs, axis, name)
     if reverse:
         items = [item.map_arrays(_turned) if item.view.is_value else item for item in items]
@@ -62,50 +62,53 @@ RULES[_jax.scan_p] = scan_rule
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-class _Anchor(Rebinding):
-    """Gives every site of a loop body one more operand, which differs between all iterations of the loops around it."""
+class _Anchor(NamedTuple):
+    """The operand that every site of a loop body gets.
 
-    n_loops = 1  # how many loops are around, up to the one that is differentiated
+    Attributes:
+        number: Differs between all iterations of the loops around a site: the sum of the numbers of these iterations.
+        n_loops: How many loops are around, up to the one that is differentiated.
+    """
 
-    def loop_steps(self, length: int, reverse: bool) -> list[Any]:
-        """The numbers of the iterations of a loop inside."""
-        del reverse
-        return [np.arange(length, dtype=np.int32)]
+    number: Any
+    n_loops: int = 1
 
-    def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
-        """The handler inside. In a loop, the operand of its sites changes with that loop too."""
-        inner = super().child(base, steps, prefix)
-        if steps:
-            inner.values, inner.n_loops = self.values + steps[0], self.n_loops + 1
-        return inner
+    def in_iteration(self, index: Any) -> _Anchor:
+        """The anchor in an iteration of a loop inside: it changes with that loop too."""
+        return _Anchor(self.number + index, self.n_loops + 1)
 
-    def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
-        """Binds the site again with the anchor."""
-        if view.anchored >= self.n_loops or view.role == "mark":
-            return site_p.bind(*args, site=site, view=view)
-        operands, anchored = operands_of(args, site, view), view.replace(anchored=self.n_loops)
-        if view.anchored:  # in the loops inside, by a differentiation in the body
-            operands.anchor = operands.anchor + self.values
-            return bind_site(operands, site, anchored)
-        operands.anchor = self.values
-        if not view.is_value:  # a gradient that was taken in the loop body; differentiated again it is the identity
-            bind_site(operands, site, anchored.replace(role="look"))
-            return [] if view.role == "look" else operands.arrays
-        state = capture_state()
-        # New values, and gradients of a later differentiation, may differ between iterations.
-        stays = site.grads or (state is not None and state.edits)
-        if stays or view.role == "look":
-            return bind_site(operands, site, anchored)
-        outs = bind_site(operands, site, view.replace(role="mark"))
+
+def _bind_anchored(anchor: _Anchor, args: Sequence[Any], site: Site, view: View) -> list[Any]:
+    """Binds a site with the anchor."""
+    if view.anchored >= anchor.n_loops or view.role == "mark":
+        return site_p.bind(*args, site=site, view=view)
+    operands, anchored = operands_of(args, site, view), view.replace(anchored=anchor.n_loops)
+    if view.anchored:  # in the loops inside, by a differentiation in the body
+        operands.anchor = operands.anchor + anchor.number
+        return bind_site(operands, site, anchored)
+    operands.anchor = anchor.number
+    if not view.is_value:  # a gradient that was taken in the loop body; differentiated again it is the identity
         bind_site(operands, site, anchored.replace(role="look"))
-        return outs
+        return [] if view.role == "look" else operands.arrays
+    state = capture_state()
+    # New values, and gradients of a later differentiation, may differ between iterations.
+    stays = site.grads or (state is not None and state.edits)
+    if stays or view.role == "look":
+        return bind_site(operands, site, anchored)
+    outs = bind_site(operands, site, view.replace(role="mark"))
+    bind_site(operands, site, anchored.replace(role="look"))
+    return outs
 
 
 def _anchored(body: Any) -> Any:
     """A loop body that takes the number of the iteration as its last input; None if its sites are anchored already."""
     if not any(f.view.role != "mark" and f.view.anchored <= len(f.loops) for f in sites_inside(body)):
         return None
-    return rebound(body, lambda *inputs: _Anchor(inputs[-1]), back=[INDEX_TYPE], key="anchored")
+
+    def anchoring(*inputs: Any) -> Rebinding:
+        return Rebinding(_bind_anchored, _Anchor(inputs[-1]), in_iteration=_Anchor.in_iteration)
+
+    return rebound(body, anchoring, back=[INDEX_TYPE], key="anchored")
 
 
 def _anchoring(params: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:

@@ -24,15 +24,15 @@ def shard_map_rule(trace: SiteTrace, primitive: Any, fun: Any, args: Sequence[An
     handler = trace.handler
     mesh, manual, checked = params["mesh"], params["newly_manual_axes"], params["check_vma"]
     names = [name for name in mesh.axis_names if name in manual]
-    prefix, n_args = handler.prefix_here(), len(args)
-    inner = handler.entering().on_mesh([(name, mesh.shape[name]) for name in names])
+    n_args, inner = len(args), handler.entering()
+    inner = inner.at(inner.position.along(*[(name, mesh.shape[name]) for name in names]))
     carried = handler.carried()  # operands: on a mesh with explicit axes nothing may be closed over
     params["in_specs"] = (*params["in_specs"], *[PartitionSpec()] * len(carried))
     items_seen: list[Any] = []
 
     def new_fun(*shards: Any) -> Any:
         around = inner.carrying(shards[n_args:])
-        child = around.child(base=around.allot(1), prefix=prefix)
+        child = around.child(base=around.allot(1))
         answer, specs = run_under(child, fun, *shards[:n_args]).unpack_aux()
         handler.met.update(child.met)
         handler.skip(child.span)

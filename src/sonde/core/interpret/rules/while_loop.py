@@ -31,7 +31,7 @@ from sonde.core.marks.operands import TOKEN, WRITTEN_DOWN, operands_of
 from sonde.core.marks.primitive import bind_site, site_p
 from sonde.core.marks.site import Site, View
 from sonde.core.marks.site_search import gives_tokens, has_sites, sites_inside
-from sonde.core.session.state import capture_state
+from sonde.core.session.session import capture_state
 from sonde.errors import EditError
 
 INDEX_TYPE = _jax.typeof(np.zeros((), np.int32))
@@ -52,7 +52,7 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
         # A program that interprets others, such as Quax, put the sites into a loop that `vmap` had mapped before. Which
         # of their axes are those of the predicate is not known.
         check_may_miss_all(_jax.while_p, params, "was mapped before it had sites")
-        return _jax.while_p.bind(*args, **(_rewritten(params, _NoSites(), has_sites) or params))
+        return _jax.while_p.bind(*args, **(_rewritten(params, Rebinding(_leave_out), has_sites) or params))
     keep = body.keep(active, handler, mapped)
     keep_test = test.keep(active, handler, mapped)
     # The test runs once before the loop and once in every iteration. If another capture records it too, it stays where
@@ -207,51 +207,39 @@ RULES[_jax.while_p] = while_rule
 _numbers = itertools.count(WRITTEN_DOWN, -1)
 
 
-class _LookOnly(Rebinding):
-    """Splits every site into the value, which passes through, and a look that records it.
+def _bind_look(_: Any, args: Sequence[Any], site: Site, view: View) -> list[Any]:
+    """Splits a site into the value, which passes through, and a look that records it.
 
     Gradients that are computed in the body find their values by constant tokens.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.in_custom_calls = _NoSites(in_calls=True)  # JAX would save what a call with sites inside returns
-
-    def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
-        """Binds the look."""
-        if view.role == "supply":
-            return site_p.bind(*args, site=running(site, "twice"), view=view)
-        if not view.gives_token(site):
-            return site_p.bind(*args, site=site, view=view)
-        operands = operands_of(args, site, view)
-        operands.token = np.asarray(next(_numbers), TOKEN)
-        if view.role == "site":
-            bind_site(operands, site, view.replace(role="look"))
-        return [*operands.arrays, operands.token]
+    if view.role == "supply":
+        return site_p.bind(*args, site=running(site, "twice"), view=view)
+    if not view.gives_token(site):
+        return site_p.bind(*args, site=site, view=view)
+    operands = operands_of(args, site, view)
+    operands.token = np.asarray(next(_numbers), TOKEN)
+    if view.role == "site":
+        bind_site(operands, site, view.replace(role="look"))
+    return [*operands.arrays, operands.token]
 
 
-class _NoSites(Rebinding):
-    """Leaves sites out: those given, or all."""
+def _leave_out(_: Any, args: Sequence[Any], site: Site, view: View) -> list[Any]:
+    """The values of a site in its place, and a token that is not used."""
+    if view.role == "supply":
+        return site_p.bind(*args, site=running(site, "again"), view=view)
+    values = [] if view.role == "look" else operands_of(args, site, view).arrays
+    return [*values, np.zeros((), TOKEN)] if view.gives_token(site) else values
 
-    def __init__(self, sites: frozenset[Site] | None = None, *, in_calls: bool = False) -> None:
-        super().__init__()
-        self.sites = sites
-        self.in_calls = in_calls  # of functions with their own derivatives
 
-    def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
-        """The values, and a token that is not used."""
-        if view.role == "supply" and self.in_calls:
-            raise EditError(
-                f"edit of {site.path!r} ({site.line}): the site is in a function with its own derivatives, in a "
-                "while_loop that jax.checkpoint computes again; edit the result of the function, or leave out "
-                "jax.checkpoint"
-            )
-        if self.sites is not None and site not in self.sites:
-            return site_p.bind(*args, site=site, view=view)
-        if view.role == "supply":
-            return site_p.bind(*args, site=running(site, "again"), view=view)
-        values = [] if view.role == "look" else operands_of(args, site, view).arrays
-        return [*values, np.zeros((), TOKEN)] if view.gives_token(site) else values
+def _leave_out_of_call(_: Any, args: Sequence[Any], site: Site, view: View) -> list[Any]:
+    """The same in a function with its own derivatives, which no edit can reach."""
+    if view.role == "supply":
+        raise EditError(
+            f"edit of {site.path!r} ({site.line}): the site is in a function with its own derivatives, in a "
+            "while_loop that jax.checkpoint computes again; edit the result of the function, or leave out "
+            "jax.checkpoint"
+        )
+    return _leave_out((), args, site, view)
 
 
 _PARTS = ("cond_jaxpr", "body_jaxpr")
@@ -271,7 +259,9 @@ def _has_sites(params: dict[str, Any]) -> bool:
 
 
 def _without_tokens(params: dict[str, Any]) -> dict[str, Any] | None:
-    return _rewritten(params, _LookOnly(), lambda jaxpr: has_sites(jaxpr) and (gives_tokens(jaxpr) or _asks(jaxpr)))
+    # JAX would save what a call with sites inside returns.
+    looking = Rebinding(_bind_look, in_custom_calls=Rebinding(_leave_out_of_call))
+    return _rewritten(params, looking, lambda jaxpr: has_sites(jaxpr) and (gives_tokens(jaxpr) or _asks(jaxpr)))
 
 
 def _asks(jaxpr: Any) -> bool:
@@ -282,7 +272,13 @@ def _asks(jaxpr: Any) -> bool:
 def _met_already(forward: dict[str, Any], again: dict[str, Any]) -> dict[str, Any] | None:
     equations = [equations for name in _PARTS for equations in sites_inside(forward[name])]
     recorded_sites = frozenset(f.site for f in equations if f.view.role != "mark")
-    return _rewritten(again, _NoSites(recorded_sites), has_sites) if recorded_sites else None
+
+    def bind_others(_: Any, args: Sequence[Any], site: Site, view: View) -> list[Any]:
+        if site in recorded_sites:
+            return _leave_out((), args, site, view)
+        return site_p.bind(*args, site=site, view=view)
+
+    return _rewritten(again, Rebinding(bind_others), has_sites) if recorded_sites else None
 
 
 _jax.at_first_capture(lambda: _jax.prepare_while_loops_for_remat(_has_sites, _without_tokens, _met_already))
@@ -304,20 +300,6 @@ def _mapped_loop(test: Any) -> object:
     """The name that a loop got when it was mapped; None if it was not."""
     loops = (eqn.params["loop"] for eqn in _jax.open_jaxpr(test).eqns if eqn.primitive is mapped_p)
     return next(loops, None)
-
-
-class _Active(Rebinding):
-    """Gives every site inside a loop one more operand, which will be mapped like the predicate."""
-
-    def __init__(self, number: Any, loop: object) -> None:
-        super().__init__(number)
-        self.loop = loop
-
-    def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
-        """Binds the site again with the operand."""
-        operands = operands_of(args, site, view)
-        operands.active = (*operands.active, self.values)
-        return bind_site(operands, site, view.replace(whiles=(*view.whiles, self.loop)))
 
 
 def _predicate_is_mapped(axis_data: Any, dims: Sequence[Any], params: dict[str, Any]) -> bool:
@@ -369,12 +351,18 @@ def _with_active(test: Any, body: Any, on_mesh: bool) -> tuple[Any, Any]:
     def laid_out(outs: list[Any], _: Sequence[Any]) -> list[Any]:
         return list(map(_jax.on_mesh_around, outs)) if on_mesh else outs
 
+    def bind_active(number: Any, args: Sequence[Any], site: Site, view: View) -> list[Any]:
+        operands = operands_of(args, site, view)
+        operands.active = (*operands.active, number)  # it will be mapped like the predicate
+        return bind_site(operands, site, view.replace(whiles=(*view.whiles, loop)))
+
     def part(jaxpr: Any, then: Callable[[list[Any], Sequence[Any]], list[Any]]) -> Any:
         number, *types = [INDEX_TYPE, *[v.aval for v in _jax.open_jaxpr(jaxpr).invars]]
         if on_mesh:
             number, *types = map(_jax.type_on_mesh_around, [number, *types])
         key = "active", loop, mesh
-        return rebound(jaxpr, lambda *inputs: _Active(inputs[0], loop), front=[number], types=types, then=then, key=key)
+        active = lambda *inputs: Rebinding(bind_active, inputs[0])  # noqa: E731
+        return rebound(jaxpr, active, front=[number], types=types, then=then, key=key)
 
     return part(test, with_name), part(body, laid_out)
 
