@@ -13,7 +13,7 @@ from jax._src import dtypes as _dtypes
 from jax._src.interpreters import batching as _batching
 from jax._src.lax import lax as _lax
 
-from sonde._jax.imported import Literal, Var, typeof
+from sonde._jax.imported import AxisData, Jaxpr, Literal, Var, typeof
 from sonde._jax.meshes import explicit_sharding, varying_axes, varying_axes_of_type, varying_over
 
 __all__ = [
@@ -43,14 +43,14 @@ def mapped_type(aval: Any, size: int, dim: int) -> Any:
 
 
 def mapped_outputs(
-    jaxpr: Any, axis_data: Any, mapped: Sequence[bool], instantiate: Sequence[bool] | bool
+    jaxpr: Jaxpr, axis_data: AxisData, mapped: Sequence[bool], instantiate: Sequence[bool] | bool
 ) -> list[bool]:
     """Which outputs of a jaxpr are mapped if these inputs are; `instantiate` says which always are."""
     instantiate = instantiate if isinstance(instantiate, bool) else list(instantiate)
     return list(_batching.batch_jaxpr(jaxpr, axis_data, list(mapped), instantiate)[1])
 
 
-def mapped_jaxpr(jaxpr: Any, axis_data: Any, mapped: Sequence[bool]) -> Any:
+def mapped_jaxpr(jaxpr: Jaxpr, axis_data: AxisData, mapped: Sequence[bool]) -> Any:
     """A jaxpr with these inputs mapped along their first axis."""
     return _batching.batch_jaxpr(jaxpr, axis_data, list(mapped), False)[0]
 

@@ -12,6 +12,7 @@ from jax._src.interpreters import partial_eval as _pe
 from jax._src.tree_util import tracing_registry as _tracing_registry
 
 from sonde._jax.imported import (
+    Jaxpr,
     Primitive,
     RematTraced,
     SymbolicZero,
@@ -46,7 +47,7 @@ def _structure_like(other: Any, tree: Any) -> Any:
     return jax.tree.structure(tree)
 
 
-def bind_custom_vmap(args: Sequence[Any], params: dict[str, Any], jaxpr: Any, rule: Callable[..., Any]) -> list[Any]:
+def bind_custom_vmap(args: Sequence[Any], params: dict[str, Any], jaxpr: Jaxpr, rule: Callable[..., Any]) -> list[Any]:
     """Calls a closed jaxpr, with a function to be called if a `vmap` around maps it, in place of another call.
 
     Args:
@@ -64,7 +65,7 @@ def bind_custom_vmap(args: Sequence[Any], params: dict[str, Any], jaxpr: Any, ru
     )
 
 
-def bind_checkpoint(operation: Any, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
+def bind_checkpoint(operation: Any, jaxpr: Jaxpr, args: Sequence[Any]) -> list[Any]:
     """Calls a jaxpr under `jax.checkpoint` with the options of another call, with further arguments in front."""
     if not remat_has_barriers:
         return list(RematTraced(jaxpr, operation.policy)(*args))

@@ -15,7 +15,7 @@ from jax._src import util as _util
 from jax._src.interpreters import partial_eval as _pe
 
 from sonde._jax.array_types import zeros_of_type
-from sonde._jax.imported import Effect, Primitive, Var, no_effects, remat_rules, remat_saves
+from sonde._jax.imported import Effect, Equation, Primitive, Var, no_effects, remat_rules, remat_saves
 from sonde._jax.jaxprs import make_jaxpr, open_jaxpr
 
 __all__ = [
@@ -114,7 +114,7 @@ def register_partial_evaluation(
     alone of the first `n_needed_as_types(params, operands)`; if the others are known, so are the results.
     """
 
-    def rule(saveable: Any, unknown_in: Sequence[bool], instantiated_in: Sequence[bool], eqn: Any) -> Any:
+    def rule(saveable: Any, unknown_in: Sequence[bool], instantiated_in: Sequence[bool], eqn: Equation) -> Any:
         del saveable
         n, n_out = n_values(eqn.params, eqn.invars), len(eqn.outvars)
         residuals = [x for x, i in zip(eqn.invars, instantiated_in) if type(x) is Var and not i]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 from jax._src import core as _core
@@ -16,6 +16,7 @@ from jax._src import dtypes as _dtypes
 from jax._src import effects as _effects
 from jax._src.ad_checkpoint import remat_p
 from jax._src.custom_batching import custom_vmap_p
+from jax._src.interpreters import batching as _batching
 from jax._src.lax import lax as _lax
 from jax._src.lax.control_flow.conditionals import cond_p
 from jax._src.lax.control_flow.loops import scan_p, while_p
@@ -44,10 +45,13 @@ except ImportError:
 
 __all__ = [
     "UNSPECIFIED",
+    "AxisData",
     "CustomJVPTraced",
     "CustomVJPTraced",
     "Effect",
+    "Equation",
     "ExtendedDType",
+    "Jaxpr",
     "Literal",
     "PjitFunction",
     "Primitive",
@@ -74,6 +78,15 @@ __all__ = [
     "typeof",
     "while_p",
 ]
+
+# What signatures call a jaxpr, open or closed: `open_jaxpr` and `close_jaxpr` make it one of them. Later versions than
+# 0.10 have one class for both.
+if TYPE_CHECKING:
+    Jaxpr: TypeAlias = _core.Jaxpr | _core.ClosedJaxpr
+else:
+    Jaxpr = _core.Jaxpr
+Equation = _core.JaxprEqn
+AxisData = _batching.AxisData
 
 # Not from jax.extend.core, which has them too: importing it loads Pallas, 20 ms that most programs never need.
 Literal = _core.Literal

@@ -14,7 +14,7 @@ from jax import lax
 from jax._src import core as _core
 from jax._src.interpreters import partial_eval as _pe
 
-from sonde._jax.imported import Literal, Var
+from sonde._jax.imported import Jaxpr, Literal, Var
 
 __all__ = [
     "add_equation",
@@ -40,17 +40,17 @@ make_jaxpr = jax.make_jaxpr  # JAX's own, also while `patches.made_jaxprs` has p
 ONE_JAXPR_CLASS = getattr(_core, "ClosedJaxpr", _core.Jaxpr) is _core.Jaxpr
 
 
-def open_jaxpr(jaxpr: Any) -> Any:
+def open_jaxpr(jaxpr: Jaxpr) -> Any:
     """The open jaxpr: the part with the equations."""
     return jaxpr if ONE_JAXPR_CLASS or isinstance(jaxpr, _core.Jaxpr) else jaxpr.jaxpr
 
 
-def close_jaxpr(jaxpr: Any) -> Any:
+def close_jaxpr(jaxpr: Jaxpr) -> Any:
     """A jaxpr together with its constants; an open one must have none."""
     return _core.ClosedJaxpr(jaxpr, ()) if not ONE_JAXPR_CLASS and isinstance(jaxpr, _core.Jaxpr) else jaxpr
 
 
-def first_outputs(jaxpr: Any, n: int) -> Any:
+def first_outputs(jaxpr: Jaxpr, n: int) -> Any:
     """A closed jaxpr without the outputs after the first `n`."""
     inner = open_jaxpr(jaxpr)
     fewer = inner.replace(outvars=inner.outvars[:n])
@@ -107,13 +107,13 @@ def jaxprs_in(traced: Any) -> Iterator[Any]:
             yield from sub_jaxprs(params)
 
 
-def eval_jaxpr(jaxpr: Any, *args: Any) -> list[Any]:
+def eval_jaxpr(jaxpr: Jaxpr, *args: Any) -> list[Any]:
     """Runs a jaxpr under the current trace."""
     closed = close_jaxpr(jaxpr)
     return _core.eval_jaxpr(open_jaxpr(closed), closed.consts, *args)
 
 
-def name_of_program(jaxpr: Any) -> str:
+def name_of_program(jaxpr: Jaxpr) -> str:
     """The name of the function that a jaxpr was made of, with its line."""
     info = getattr(open_jaxpr(jaxpr), "debug_info", None) if hasattr(jaxpr, "eqns") else None
     return str(getattr(info, "func_src_info", None) or type(jaxpr).__name__)
@@ -134,7 +134,7 @@ def trace_to_closed_jaxpr(fn: Callable[..., list[Any]], avals: Sequence[Any]) ->
 
 
 def replace_jaxpr(
-    jaxpr: Any, *, extra_invars: Sequence[Any], eqns: Sequence[Any], outvars: Sequence[Any], effects: Any
+    jaxpr: Jaxpr, *, extra_invars: Sequence[Any], eqns: Sequence[Any], outvars: Sequence[Any], effects: Any
 ) -> Any:
     """A closed jaxpr with other equations and outputs, and new inputs in front."""
     opened = open_jaxpr(jaxpr)
@@ -145,24 +145,23 @@ def replace_jaxpr(
         effects=effects,
         debug_info=opened.debug_info.with_unknown_names(),
     )
-    if ONE_JAXPR_CLASS:
-        return replaced
-    return _core.ClosedJaxpr(replaced, jaxpr.consts if open_jaxpr(jaxpr) is not jaxpr else ())
+    return replaced if ONE_JAXPR_CLASS else _core.ClosedJaxpr(replaced, close_jaxpr(jaxpr).consts)
 
 
-def with_equations(jaxpr: Any, eqns: Sequence[Any], outvars: Sequence[Any], effects: Any) -> Any:
+def with_equations(jaxpr: Jaxpr, eqns: Sequence[Any], outvars: Sequence[Any], effects: Any) -> Any:
     """A jaxpr, open or closed, with other equations and outputs of the same types."""
     opened = open_jaxpr(jaxpr)
     replaced = opened.replace(eqns=list(eqns), outvars=list(outvars), effects=effects, debug_info=opened.debug_info)
     return replaced if opened is jaxpr else jaxpr.replace(jaxpr=replaced)
 
 
-def with_constants(jaxpr: Any, new: Any, kept: Sequence[int]) -> Any:
+def with_constants(jaxpr: Jaxpr, new: Any, kept: Sequence[int]) -> Any:
     """A closed jaxpr with the equations of another one, and only some of its constants."""
-    constvars, consts = [new.constvars[i] for i in kept], [jaxpr.consts[i] for i in kept]
+    closed = close_jaxpr(jaxpr)
+    constvars, consts = [new.constvars[i] for i in kept], [closed.consts[i] for i in kept]
     if ONE_JAXPR_CLASS:
         return new.replace(constvars=constvars, consts=consts)
-    return jaxpr.replace(jaxpr=new.replace(constvars=constvars), consts=consts)
+    return closed.replace(jaxpr=new.replace(constvars=constvars), consts=consts)
 
 
 def new_var(aval: Any) -> Var:

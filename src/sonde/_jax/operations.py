@@ -13,7 +13,7 @@ from jax._src import callback as _callback
 from jax._src import debugging as _debugging
 from jax._src import source_info_util as _source_info
 
-from sonde._jax.imported import Literal, jit_p
+from sonde._jax.imported import Equation, Jaxpr, Literal, Primitive, jit_p
 from sonde._jax.jaxprs import close_jaxpr, make_jaxpr, open_jaxpr, sub_jaxprs, with_equations, with_jaxprs
 
 __all__ = [
@@ -50,7 +50,7 @@ _MACHINERY = tuple(_SONDE + part + os.sep for part in ("_jax", "core", "inside",
 
 
 def run_operation(
-    primitive: Any, params: dict[str, Any], values: Sequence[Any], context: Any = None, source: Any = None
+    primitive: Primitive, params: dict[str, Any], values: Sequence[Any], context: Any = None, source: Any = None
 ) -> list[Any]:
     """Runs an equation under the current trace.
 
@@ -81,7 +81,7 @@ def surroundings(context: Any = None, source: Any = None) -> Iterator[None]:
         yield
 
 
-def program_of_call(eqn: Any) -> Any | None:
+def program_of_call(eqn: Equation) -> Any | None:
     """The program of a jitted call that says nothing of devices: its equations may run one by one. Else None."""
     if eqn.primitive is not jit_p:
         return None
@@ -89,7 +89,7 @@ def program_of_call(eqn: Any) -> Any | None:
     return eqn.params["jaxpr"] if all(type(s).__name__ == "UnspecifiedValue" for s in shardings) else None
 
 
-def eval_opened(jaxpr: Any, *args: Any) -> list[Any]:
+def eval_opened(jaxpr: Jaxpr, *args: Any) -> list[Any]:
     """Runs a jaxpr under the current trace one equation after the other, also those in jitted calls.
 
     Such a call would be compiled by itself: each anew, if many layers have one.
@@ -136,7 +136,7 @@ def frames_of(source: Any) -> list[Frame]:
     return frames
 
 
-def implementation_of(primitive: Any, params: dict[str, Any], types: Sequence[Any]) -> Any:
+def implementation_of(primitive: Primitive, params: dict[str, Any], types: Sequence[Any]) -> Any:
     """The program behind a primitive of another package, whose implementation is a function of JAX operations.
 
     Solvers define such primitives for linear solves and for loops with checkpoints.
@@ -160,7 +160,7 @@ def implementation_of(primitive: Any, params: dict[str, Any], types: Sequence[An
     return None if _binds(program, primitive) else program  # a wrapper of JAX's own implementation binds it again
 
 
-def _binds(jaxpr: Any, primitive: Any) -> bool:
+def _binds(jaxpr: Jaxpr, primitive: Primitive) -> bool:
     equations = open_jaxpr(jaxpr).eqns
     return any(e.primitive is primitive or any(_binds(j, primitive) for j in sub_jaxprs(e.params)) for e in equations)
 
@@ -176,7 +176,7 @@ def lines_of(sources: Sequence[Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f"{f.file}:{f.line}" for f in frames))
 
 
-def has_own_lines(source: Any, jaxpr: Any) -> bool:
+def has_own_lines(source: Any, jaxpr: Jaxpr) -> bool:
     """Whether the lines of an equation are in the program that it is part of.
 
     JAX traces its own jitted functions once. If that was in a backward pass, their equations have lines of that pass.
@@ -201,14 +201,14 @@ _WITH_RESULTS = {_callback.pure_callback_p, _callback.io_callback_p}
 _WITHOUT_RESULTS = {_debugging.debug_callback_p, _debugging.debug_print_p}
 
 
-def has_callbacks(primitive: Any, params: dict[str, Any]) -> bool:
+def has_callbacks(primitive: Primitive, params: dict[str, Any]) -> bool:
     """Whether an equation calls functions of the host, itself or inside."""
     if primitive in _WITH_RESULTS or primitive in _WITHOUT_RESULTS:
         return True
     return any(has_callbacks(e.primitive, e.params) for j in sub_jaxprs(params) for e in open_jaxpr(j).eqns)
 
 
-def has_effects_outside(primitive: Any, params: dict[str, Any]) -> bool:
+def has_effects_outside(primitive: Primitive, params: dict[str, Any]) -> bool:
     """Whether an equation calls functions of the host that have side effects and results, itself or inside."""
     if primitive is _callback.io_callback_p:
         return True
@@ -216,7 +216,7 @@ def has_effects_outside(primitive: Any, params: dict[str, Any]) -> bool:
 
 
 def with_other_callbacks(
-    primitive: Any, params: dict[str, Any], change: Any, *, prints: bool = False
+    primitive: Primitive, params: dict[str, Any], change: Any, *, prints: bool = False
 ) -> dict[str, Any] | None:
     """The parameters of an equation whose functions of the host are replaced, here and inside.
 
@@ -235,7 +235,7 @@ def with_other_callbacks(
         has_effects = primitive is _callback.io_callback_p
         return {**params, "callback": change(params["callback"], params["result_avals"], has_effects)}
 
-    def changed(jaxpr: Any) -> Any:
+    def changed(jaxpr: Jaxpr) -> Any:
         inner = open_jaxpr(jaxpr)
         if not any(has_callbacks(e.primitive, e.params) for e in inner.eqns):
             return jaxpr

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from sonde._jax.imported import UNSPECIFIED, PjitFunction, flattree
+from sonde._jax.imported import UNSPECIFIED, Jaxpr, PjitFunction, flattree
 
 __all__ = ["QUICK_COMPILATION", "jit_is_plain", "jit_options", "jit_params", "scan_params", "scan_sizes"]
 
@@ -20,7 +20,7 @@ QUICK_COMPILATION: Mapping[str, bool | int] = {
 """Compiler options for programs that run a few times only."""
 
 
-def jit_params(params: dict[str, Any], jaxpr: Any, *, n_in: int, n_out: int) -> dict[str, Any]:
+def jit_params(params: dict[str, Any], jaxpr: Jaxpr, *, n_in: int, n_out: int) -> dict[str, Any]:
     """Parameters of a jit with `n_in` more inputs in front and `n_out` more outputs at the end."""
     return {
         **params,
@@ -68,7 +68,7 @@ def jit_options(fn: Any) -> tuple[Callable, dict[str, Any]] | None:
     }
 
 
-def scan_params(params: dict[str, Any], jaxpr: Any, *, n_consts: int, n_xs: int, n_ys: int) -> dict[str, Any]:
+def scan_params(params: dict[str, Any], jaxpr: Jaxpr, *, n_consts: int, n_xs: int, n_ys: int) -> dict[str, Any]:
     """Parameters of a scan with more constants in front, more scanned inputs and more stacked outputs at the end."""
     new_params = {**params, "jaxpr": jaxpr}
     if "num_consts" in params:

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -34,8 +34,12 @@ from jax.interpreters import partial_eval as _public_pe
 
 from sonde._jax.arguments import arrays_described, described, traced_arguments
 from sonde._jax.imported import (
+    AxisData,
     Effect,
+    Equation,
+    Jaxpr,
     Literal,
+    Primitive,
     ad,
     cond_p,
     eval_trace,
@@ -153,7 +157,7 @@ def prepare_scans_for_differentiation(prepare: Callable[[dict[str, Any]], tuple[
             tracers = (*tracers, trace.to_jaxpr_tracer(xs))
         return partial_eval(trace, *tracers, **params)
 
-    def new_partial_eval_in_remat(saveable: Any, unknown_in: Any, instantiated_in: Any, eqn: Any) -> Any:
+    def new_partial_eval_in_remat(saveable: Any, unknown_in: Any, instantiated_in: Any, eqn: Equation) -> Any:
         prepared = prepare(eqn.params)
         if prepared is not None:
             xs, params = prepared
@@ -180,7 +184,7 @@ def prepare_while_loops_for_remat(
     """
     rule: Any = _pe.partial_eval_jaxpr_custom_rules[while_p]
 
-    def new_rule(saveable: Any, unknown_in: Any, instantiated_in: Any, eqn: Any) -> Any:
+    def new_rule(saveable: Any, unknown_in: Any, instantiated_in: Any, eqn: Equation) -> Any:
         if not wants(eqn.params):
             return rule(saveable, unknown_in, instantiated_in, eqn)
         params = prepare(eqn.params)
@@ -279,7 +283,7 @@ def eager_shortcut(
     if plain is None:  # a JAX without this function: slower, not wrong
         return InPlace()
 
-    def run(p: Any, args_flat: Any, fun: Any, args: Any, kwargs: Any) -> Any:
+    def run(p: Any, args_flat: Any, fun: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         trace: Any = _core.trace_ctx.trace
         if getattr(trace, "sees_all", False):
             result = plain(p, args_flat, fun, args, kwargs)
@@ -315,7 +319,7 @@ def examples_named(wanted: Callable[[], bool]) -> InPlace:
     """
     plain = _batching.BatchTrace.process_primitive
 
-    def process_primitive(self: Any, primitive: Any, tracers: Any, params: Any, /) -> Any:
+    def process_primitive(self: Any, primitive: Primitive, tracers: Sequence[Any], params: dict[str, Any], /) -> Any:
         if not wanted() or sub_jaxprs(params):  # the equations inside are mapped one by one
             return plain(self, primitive, tracers, params)
         name = ExampleName("example")
@@ -400,10 +404,10 @@ def made_jaxprs(
 
         return make_jaxpr_f
 
-    def eval_jaxpr(jaxpr: Any, consts: Any, *args: Any, **options: Any) -> Any:
+    def eval_jaxpr(jaxpr: Jaxpr, consts: Any, *args: Any, **options: Any) -> Any:
         return evaluate(*to_evaluate(jaxpr, consts), *args, **options)
 
-    def binding(primitive: Any) -> Change:
+    def binding(primitive: Primitive) -> Change:
         bind = primitive.bind
         return Change(primitive, "bind", lambda *args, **params: bind(*args, **to_bind(params)))
 
@@ -441,7 +445,7 @@ def tracing_hook(
     infer, remat, trace = _pjit._infer_params, _ad_checkpoint._trace_to_jaxpr, _pe.trace_to_jaxpr
     describe = _api_util.debug_info
 
-    def infer_params(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
+    def infer_params(fun: Any, info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_free(fun, args, kwargs):
             return infer(fun, info, args, kwargs)
         return with_arguments(
@@ -471,7 +475,7 @@ def tracing_hook(
             lambda new: trace(new, in_avals, *rest, **options),
         )
 
-    def debug_info(traced_for: Any, fun: Any, args: Any, kwargs: Any, **options: Any) -> Any:
+    def debug_info(traced_for: Any, fun: Any, args: Sequence[Any], kwargs: dict[str, Any], **options: Any) -> Any:
         info, noted = describe(traced_for, fun, args, kwargs, **options), notes(args, kwargs)
         if noted is None:
             return info
@@ -502,7 +506,9 @@ def kept_when_partially_evaluated(effect_type: type[Effect]) -> InPlace:
     def is_ours(recipe: Any) -> bool:
         return any(type(effect) is effect_type for effect in recipe.effects)
 
-    def new_eqn_recipe(trace: Any, in_tracers: Any, out_tracers: Any, primitive: Any, params: Any, *rest: Any) -> Any:
+    def new_eqn_recipe(
+        trace: Any, in_tracers: Any, out_tracers: Any, primitive: Primitive, params: dict[str, Any], *rest: Any
+    ) -> Any:
         recipe = make(trace, in_tracers, out_tracers, primitive, params, *rest)
         if is_ours(recipe):
             trace.effect_handles.append(_pe.EffectHandle(list(in_tracers), recipe))
@@ -529,7 +535,7 @@ def opaque_calls(changed: Callable[[Any], Any], before_compiled: Callable[[], No
         before_compiled: Called before each call of a function that was compiled ahead of time, or exported.
     """
 
-    def staged(primitive: Any) -> Any:
+    def staged(primitive: Primitive) -> Any:
         def rule(trace: Any, source_info: Any, *tracers: Any, callback: Any, **params: Any) -> Any:
             params["callback"] = changed(callback)
             return trace.default_process_primitive(primitive, tracers, params, source_info)
@@ -585,7 +591,7 @@ def maps_told_apart(matters: Callable[[Any], bool]) -> InPlace:
     batch, batch_jaxpr, batch_jaxpr_axes = _batching.batch, _batching.batch_jaxpr2, _batching.batch_jaxpr_axes
     names = [field.name for field in dataclasses.fields(_batching.AxisData)]
 
-    def new_batch(fun: Any, axis_data: Any, *rest: Any, **options: Any) -> Any:
+    def new_batch(fun: Any, axis_data: AxisData, *rest: Any, **options: Any) -> Any:
         if type(axis_data) is _batching.AxisData:
             fields = [getattr(axis_data, name) for name in names]
             mapped = mapped_next()
@@ -593,13 +599,13 @@ def maps_told_apart(matters: Callable[[Any], bool]) -> InPlace:
             return CallOfMap(batched, len(mapped.path) - 1) if mapped.program is RUNNING else batched
         return batch(fun, axis_data, *rest, **options)
 
-    def as_needed(jaxpr: Any, axis_data: Any) -> Any:
+    def as_needed(jaxpr: Jaxpr, axis_data: AxisData) -> Any:
         return axis_data.plain if type(axis_data) is NumberedAxis and not matters(jaxpr) else axis_data
 
-    def new_batch_jaxpr(jaxpr: Any, axis_data: Any, *rest: Any) -> Any:
+    def new_batch_jaxpr(jaxpr: Any, axis_data: AxisData, *rest: Any) -> Any:
         return batch_jaxpr(jaxpr, as_needed(jaxpr, axis_data), *rest)
 
-    def new_batch_jaxpr_axes(jaxpr: Any, axis_data: Any, *rest: Any) -> Any:
+    def new_batch_jaxpr_axes(jaxpr: Jaxpr, axis_data: AxisData, *rest: Any) -> Any:
         return batch_jaxpr_axes(jaxpr, as_needed(jaxpr, axis_data), *rest)
 
     return InPlace(

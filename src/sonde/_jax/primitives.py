@@ -7,7 +7,9 @@ not known, and a walk ends there or runs the operation to find out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from sonde._jax.imported import Primitive
 
 __all__ = ["CALLS", "Facts", "facts_of", "moved_operands", "only_moves"]
 
@@ -105,12 +107,12 @@ CALLS = frozenset(
 )
 
 
-def facts_of(primitive: Any) -> Facts:
+def facts_of(primitive: Primitive) -> Facts:
     """What a primitive does, given itself or its name."""
     return _TABLE.get(primitive if isinstance(primitive, str) else primitive.name, _UNKNOWN)
 
 
-def moved_operands(primitive: Any, position: int, n_operands: int) -> range | tuple[int, ...]:
+def moved_operands(primitive: Primitive, position: int, n_operands: int) -> range | tuple[int, ...]:
     """The operands whose elements are the elements of a result; empty if it is computed.
 
     Args:
@@ -124,7 +126,7 @@ def moved_operands(primitive: Any, position: int, n_operands: int) -> range | tu
     return range(n_operands) if facts.data is None else facts.data
 
 
-def only_moves(primitive: Any) -> bool:
+def only_moves(primitive: Primitive) -> bool:
     """Whether a primitive puts elements elsewhere, whatever they are: it neither computes nor picks."""
     facts = facts_of(primitive)
     return facts.data != () and not facts.picks

@@ -6,6 +6,8 @@ from typing import Any
 
 from jax._src import source_info_util as _source_info
 
+from sonde._jax.imported import Equation
+
 __all__ = [
     "count_names",
     "count_open_names",
@@ -53,7 +55,7 @@ def count_names(stack: Any) -> int:
     return len(stack.stack)
 
 
-def names_of(eqn: Any) -> tuple[Any, ...]:
+def names_of(eqn: Equation) -> tuple[Any, ...]:
     """The names of the scopes that were open when an equation was made, counted from its own jaxpr."""
     return tuple(element.name for element in eqn.source_info.name_stack.stack)
 
@@ -73,12 +75,12 @@ def is_innermost(opened: Any) -> bool:
     return _source_info.current_name_stack() is opened
 
 
-def open_names_of(eqn: Any) -> Any:
+def open_names_of(eqn: Equation) -> Any:
     """A context manager that opens the scopes in which an equation was made."""
     return _source_info.set_name_stack(_source_info.current_name_stack() + eqn.source_info.name_stack)
 
 
-def without_names(eqn: Any, kind: type) -> Any:
+def without_names(eqn: Equation, kind: type) -> Any:
     """An equation without the names of some type; the same object if it has none."""
     info = eqn.source_info
     other_names = tuple(element for element in info.name_stack.stack if not isinstance(element.name, kind))

@@ -15,6 +15,8 @@ from jax._src import core as _core
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import partial_eval as _pe
 
+from sonde._jax.imported import AxisData
+
 __all__ = ["ExampleName", "MappedBy", "in_these_runs", "mapped_by", "runs_of_maps"]
 
 
@@ -142,7 +144,7 @@ class CallOfMap:
             _runs.now = before
 
 
-def mapped_by(axis_data: Any) -> MappedBy | None:
+def mapped_by(axis_data: AxisData) -> MappedBy | None:
     """Which `vmap` an axis is from, as JAX tells a batching rule; None if that is not known."""
     return getattr(axis_data, "mapped_by", None)
 

@@ -45,7 +45,7 @@ def _with_sites(shown_jaxpr: Any) -> _Marked | None:
     return None if capture_state() is None else _HIDDEN.get(shown_jaxpr)
 
 
-def shown(jaxpr: Any) -> Any:
+def shown(jaxpr: _jax.Jaxpr) -> Any:
     """A program that was just made, without its sites if they may be missed."""
     state = capture_state()
     if state is None or state.inside is None or state.edits:
@@ -58,20 +58,21 @@ def shown(jaxpr: Any) -> Any:
     used = {v for eqn in hidden.eqns for v in eqn.invars if type(v) is _jax.Var}.union(
         v for v in hidden.outvars if type(v) is _jax.Var
     )
+    consts = _jax.close_jaxpr(jaxpr).consts
     # A traced constant stays: this table must not keep it alive.
     lacking = {
         i: x
-        for i, (v, x) in enumerate(zip(hidden.constvars, jaxpr.consts))
+        for i, (v, x) in enumerate(zip(hidden.constvars, consts))
         if v not in used and not isinstance(x, _jax.Tracer)
     }
-    hidden = _jax.with_constants(jaxpr, hidden, [i for i in range(len(jaxpr.consts)) if i not in lacking])
+    hidden = _jax.with_constants(jaxpr, hidden, [i for i in range(len(consts)) if i not in lacking])
     _HIDDEN.set(hidden, _Marked(jaxpr, lacking))
     if _jax.open_jaxpr(hidden) is not hidden:
         _HIDDEN.set(_jax.open_jaxpr(hidden), _Marked(_jax.open_jaxpr(jaxpr), lacking))
     return hidden
 
 
-def _to_evaluate(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+def _to_evaluate(jaxpr: _jax.Jaxpr, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
     marked = _with_sites(jaxpr)
     return (jaxpr, consts) if marked is None else (marked.jaxpr, marked.with_constants(consts))
 
@@ -80,7 +81,7 @@ def _to_bind(params: dict[str, Any]) -> dict[str, Any]:
     if not _HIDDEN.entries:
         return params
 
-    def whole(jaxpr: Any) -> Any:
+    def whole(jaxpr: _jax.Jaxpr) -> Any:
         marked = _with_sites(jaxpr)
         return jaxpr if marked is None or _jax.close_jaxpr(jaxpr) is not jaxpr else marked.jaxpr
 

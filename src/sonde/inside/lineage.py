@@ -23,7 +23,7 @@ from sonde.core import ByIdentity
 _STEPS = 200  # how many equations are followed for one array
 
 
-def _moves(primitive: Any, params: dict[str, Any], inputs: Sequence[Any]) -> bool:
+def _moves(primitive: _jax.Primitive, params: dict[str, Any], inputs: Sequence[Any]) -> bool:
     """Whether a primitive only moves elements of its arrays."""
     if primitive.name == "broadcast_in_dim":  # for axes of one element
         return math.prod(params["shape"]) == inputs[0].size
@@ -35,7 +35,7 @@ def _moves(primitive: Any, params: dict[str, Any], inputs: Sequence[Any]) -> boo
     return _jax.only_moves(primitive)
 
 
-def changed_inputs(primitive: Any, params: dict[str, Any], position: int, n_inputs: int) -> Iterable[int]:
+def changed_inputs(primitive: _jax.Primitive, params: dict[str, Any], position: int, n_inputs: int) -> Iterable[int]:
     """The inputs, by number, of which an output of a primitive is a changed form."""
     # A weight that is computed in another way, such as by a matrix product, is a new one.
     if _jax.facts_of(primitive).keeps_role:
@@ -55,12 +55,12 @@ def changed_inputs(primitive: Any, params: dict[str, Any], position: int, n_inpu
     return []
 
 
-def _changed_inputs_of(jaxpr: Any) -> list[frozenset[int]]:
+def _changed_inputs_of(jaxpr: _jax.Jaxpr) -> list[frozenset[int]]:
     """For every output of a program, the inputs of which it is a changed form."""
     return _of_jaxprs.of(_jax.open_jaxpr(jaxpr))
 
 
-def _find_changed_inputs(jaxpr: Any) -> list[frozenset[int]]:
+def _find_changed_inputs(jaxpr: _jax.Jaxpr) -> list[frozenset[int]]:
     inputs_behind: dict[Any, frozenset[int]] = {var: frozenset({i}) for i, var in enumerate(jaxpr.invars)}
     nothing = frozenset[int]()
 
@@ -136,7 +136,7 @@ class Changed:
             self._is_change[jaxpr] = may_change
         return may_change
 
-    def note(self, primitive: Any, params: dict[str, Any], inputs: Sequence[Any], outputs: Any) -> None:
+    def note(self, primitive: _jax.Primitive, params: dict[str, Any], inputs: Sequence[Any], outputs: Any) -> None:
         """Notes what a primitive has computed."""
         if not any(map(self._ends.get, inputs)):
             return

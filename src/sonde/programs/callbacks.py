@@ -32,7 +32,7 @@ class Callbacks:
         self._safe: dict[int, tuple[Any, dict[str, Any] | None]] = {}
         self._functions: dict[int, tuple[Any, Callable[..., Any]]] = {}
 
-    def safe(self, primitive: Any, params: dict[str, Any]) -> dict[str, Any] | None:
+    def safe(self, primitive: _jax.Primitive, params: dict[str, Any]) -> dict[str, Any] | None:
         """The parameters of an equation whose functions do not raise; None if the equation is to be left out."""
         entry = self._safe.get(id(params))
         if entry is None:
@@ -69,7 +69,7 @@ def _key(callback: Any, args: Sequence[Any]) -> tuple[int, tuple[bytes, ...]]:
     return id(callback), tuple(np.asarray(x).tobytes() for x in args)
 
 
-def writing(primitive: Any, params: dict[str, Any], written: Written) -> dict[str, Any]:
+def writing(primitive: _jax.Primitive, params: dict[str, Any], written: Written) -> dict[str, Any]:
     """The parameters of an equation whose functions with side effects write down what they return."""
 
     def change(callback: Any, types: Sequence[Any], has_effects: bool) -> Any:

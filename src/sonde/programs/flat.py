@@ -130,7 +130,7 @@ class Surroundings:
     names: tuple[Any, ...] = ()
     backward: bool = False
 
-    def at(self, eqn: Any, jaxpr: Any) -> Surroundings:
+    def at(self, eqn: _jax.Equation, jaxpr: _jax.Jaxpr) -> Surroundings:
         """The same for an equation of the program."""
         has_lines = not self.sources or _jax.has_own_lines(eqn.source_info, jaxpr)
         return Surroundings(
@@ -140,7 +140,7 @@ class Surroundings:
         )
 
 
-def flatten(jaxpr: Any, around: Equation | None = None) -> Level:
+def flatten(jaxpr: _jax.Jaxpr, around: Equation | None = None) -> Level:
     """The flat form of a closed jaxpr.
 
     Args:
@@ -156,7 +156,7 @@ def flatten(jaxpr: Any, around: Equation | None = None) -> Level:
     return level
 
 
-def _inline(level: Level, jaxpr: Any, inputs: Sequence[int], around: Surroundings) -> list[int]:
+def _inline(level: Level, jaxpr: _jax.Jaxpr, inputs: Sequence[int], around: Surroundings) -> list[int]:
     """Adds the equations of a jaxpr to a level; returns the slots of its outputs."""
     closed = _jax.close_jaxpr(jaxpr)
     inner = _jax.open_jaxpr(closed)
@@ -174,7 +174,7 @@ def _inline(level: Level, jaxpr: Any, inputs: Sequence[int], around: Surrounding
     return [read(v) for v in inner.outvars]
 
 
-def _outputs_of(level: Level, eqn: Any, operands: list[int], around: Surroundings) -> list[int]:
+def _outputs_of(level: Level, eqn: _jax.Equation, operands: list[int], around: Surroundings) -> list[int]:
     primitive, params = eqn.primitive, eqn.params
     if primitive is site_p:
         return level.mark(operands, params, around.names)
@@ -198,7 +198,7 @@ def _outputs_of(level: Level, eqn: Any, operands: list[int], around: Surrounding
 
 
 def program_inside(
-    primitive: Any, params: dict[str, Any], operands: Sequence[int], types: Sequence[Any]
+    primitive: _jax.Primitive, params: dict[str, Any], operands: Sequence[int], types: Sequence[Any]
 ) -> tuple[Any, list[int]] | None:
     """The program that an equation does nothing but run, and its inputs; None if there is none.
 

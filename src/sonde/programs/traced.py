@@ -94,13 +94,13 @@ def from_flat(
     )
 
 
-def _has_inner_constants(jaxpr: Any) -> bool:
+def _has_inner_constants(jaxpr: _jax.Jaxpr) -> bool:
     """Whether jitted calls refer to arrays, which then are no constants of the program around them."""
     programs = filter(None, map(_jax.program_of_call, _jax.open_jaxpr(jaxpr).eqns))
     return any(getattr(_jax.close_jaxpr(p), "consts", ()) or _has_inner_constants(p) for p in programs)
 
 
-def inner_constants(jaxpr: Any) -> list[Any]:
+def inner_constants(jaxpr: _jax.Jaxpr) -> list[Any]:
     """The arrays that jitted calls inside loops and branches refer to: they cannot be made inputs of the program."""
     arrays = []
     for eqn in _jax.open_jaxpr(jaxpr).eqns:
@@ -109,7 +109,7 @@ def inner_constants(jaxpr: Any) -> list[Any]:
     return arrays
 
 
-def _kept_inputs(jaxpr: Any) -> Any:
+def _kept_inputs(jaxpr: _jax.Jaxpr) -> Any:
     """The same program, in which jitted calls do not donate their arguments: these are needed again.
 
     It is the program itself if no call donates.

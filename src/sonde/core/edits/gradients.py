@@ -71,7 +71,7 @@ def _first(*args: Any, n: int, **_: Any) -> list[Any]:
     return list(args[:n])
 
 
-def _jvp(primals: Any, tangents: Any, *, edit: GradientEdit, n: int, axes: tuple[Axis, ...]) -> Any:
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, edit: GradientEdit, n: int, axes: tuple[Axis, ...]) -> Any:
     outs = gradient_p.bind(*primals, edit=edit, n=n, axes=axes)
     changed = list(tangents[:n])
     nonzero = [i for i, t in enumerate(changed) if not _jax.is_zero_tangent(t)]
@@ -83,13 +83,13 @@ def _jvp(primals: Any, tangents: Any, *, edit: GradientEdit, n: int, axes: tuple
     return outs, changed
 
 
-def _cotangent_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+def _cotangent_jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
     n = params["n"]
     tangents = [ad.instantiate_zeros(t) for t in tangents[:n]]
     return cotangent_p.bind(*primals, **params), cotangent_p.bind(*tangents, *primals[n:], **params)
 
 
-def _transpose(cotangents: Any, *args: Any, edit: GradientEdit, n: int, axes: tuple[Axis, ...]) -> Any:
+def _transpose(cotangents: Sequence[Any], *args: Any, edit: GradientEdit, n: int, axes: tuple[Axis, ...]) -> Any:
     cotangents = [ad.instantiate_zeros(ct) for ct in cotangents]
 
     def of_example(*flat: Any) -> list[Any]:
@@ -108,8 +108,16 @@ def _transpose(cotangents: Any, *args: Any, edit: GradientEdit, n: int, axes: tu
     return [*changed, *[None] * (len(args) - n)]
 
 
-def _batched(primitive: Any) -> Any:
-    def rule(axis_data: Any, args: Any, dims: Any, *, edit: GradientEdit, n: int, axes: tuple[Axis, ...]) -> Any:
+def _batched(primitive: _jax.Primitive) -> Any:
+    def rule(
+        axis_data: _jax.AxisData,
+        args: Sequence[Any],
+        dims: Sequence[int | None],
+        *,
+        edit: GradientEdit,
+        n: int,
+        axes: tuple[Axis, ...],
+    ) -> Any:
         if all(d is None for d in dims):  # the gradient of what the examples share is a sum over them
             return primitive.bind(*args, edit=edit, n=n, axes=axes), [None] * n
         moved = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args, dims)]

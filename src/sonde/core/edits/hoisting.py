@@ -204,7 +204,7 @@ class _Search:
 _LEAF = jax.tree.structure(0)
 
 
-def _partial(function: Any, args: Any, keywords: Any) -> Any:
+def _partial(function: Any, args: Sequence[Any], keywords: Any) -> Any:
     return functools.partial(function, *args, **keywords)
 
 

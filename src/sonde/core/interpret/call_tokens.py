@@ -112,7 +112,7 @@ class _WhichInput(Dataflow[Passed]):
         return answer._replace(repeats=answer.repeats[1:]) if answer.repeats[0] == _SLICE else None
 
 
-def passed_on(jaxpr: Any, scan: dict[str, Any] | None = None) -> list[Passed | None]:
+def passed_on(jaxpr: _jax.Jaxpr, scan: dict[str, Any] | None = None) -> list[Passed | None]:
     """For each output of a jaxpr, or of the scan with these parameters and this body, which input it is."""
     question = _WhichInput()
     inside = question.inside(jaxpr, Passed)
@@ -127,7 +127,7 @@ def passed_on(jaxpr: Any, scan: dict[str, Any] | None = None) -> list[Passed | N
 Knowable = list[tuple[int, Passed | np.ndarray, bool]]
 
 
-def knowable_outputs(jaxpr: Any, ours: Sequence[bool], scan: dict[str, Any] | None = None) -> Knowable:
+def knowable_outputs(jaxpr: _jax.Jaxpr, ours: Sequence[bool], scan: dict[str, Any] | None = None) -> Knowable:
     """Which outputs of a jaxpr may be known; found once and used in every call.
 
     Args:

@@ -72,7 +72,7 @@ class Dataflow(Generic[T]):
         branches = [self.inside(b, lambda i: read(i + 1)) for b in params["branches"]]
         return self.either(branch(position) for branch in branches) if self.joins else None
 
-    def inside(self, jaxpr: Any, read: Read[T]) -> Read[T]:
+    def inside(self, jaxpr: _jax.Jaxpr, read: Read[T]) -> Read[T]:
         """The answers for the outputs of a program, by their position."""
         opened = _jax.open_jaxpr(jaxpr)
         inputs = {v: i for i, v in enumerate(opened.invars)}
@@ -135,7 +135,7 @@ class Dataflow(Generic[T]):
                 return carried[carry[position]] if is_carried else sources
 
 
-def _equations(jaxpr: Any) -> dict[Any, _jax.MadeBy]:
+def _equations(jaxpr: _jax.Jaxpr) -> dict[Any, _jax.MadeBy]:
     return {
         v: _jax.MadeBy(eqn.primitive, eqn.params, i, eqn.invars)
         for eqn in jaxpr.eqns

@@ -76,7 +76,7 @@ class Rebinding(Handler):
 
 
 def rebound(
-    jaxpr: Any,
+    jaxpr: _jax.Jaxpr,
     handler_of: Callable[..., Handler],
     *,
     front: Sequence[Any] = (),

@@ -74,7 +74,7 @@ def deduplicated(jaxprs: Sequence[Any], n_outs: int) -> list[Deduplicated]:
     ]
 
 
-def _with_outputs(jaxpr: Any, outvars: list[Any]) -> Any:
+def _with_outputs(jaxpr: _jax.Jaxpr, outvars: list[Any]) -> Any:
     before = _jax.open_jaxpr(jaxpr)
     return _jax.replace_jaxpr(jaxpr, extra_invars=[], eqns=before.eqns, outvars=outvars, effects=before.effects)
 
@@ -190,7 +190,7 @@ class Rewritten:
 PROGRAMS = ByIdentity(Programs)  # what was made of a jaxpr, by what it depends on
 
 
-def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = (), *, loop: Loop | None = None) -> Rewritten:
+def rewrite(jaxpr: _jax.Jaxpr, handler: Handler, steps: Sequence[Any] = (), *, loop: Loop | None = None) -> Rewritten:
     """Rewrites a jaxpr for a handler.
 
     Args:
@@ -229,7 +229,7 @@ def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = (), *, loop: Lo
     return rewritten
 
 
-def _by_running(jaxpr: Any, handler: Handler, steps: Sequence[Any]) -> Rewritten:
+def _by_running(jaxpr: _jax.Jaxpr, handler: Handler, steps: Sequence[Any]) -> Rewritten:
     takes_base = gives_tokens(jaxpr)
     types = [v.aval for v in _jax.open_jaxpr(jaxpr).invars]
     results: list[Any] = []
@@ -256,7 +256,7 @@ def _choices_of(specs: Sequence[Item]) -> frozenset[object]:
     return frozenset(gate.choice for spec in specs for gate in spec.view.gates)
 
 
-def _by_moving(jaxpr: Any, handler: Handler) -> Rewritten | None:
+def _by_moving(jaxpr: _jax.Jaxpr, handler: Handler) -> Rewritten | None:
     """Drops site equations; None if something inside needs more than that."""
     if _jax.close_jaxpr(jaxpr).consts:  # they would have to become inputs
         return None

@@ -92,7 +92,7 @@ class SiteTrace(_jax.Trace):
         if len(items) > before and (runs := _jax.runs_of_maps(self.parent)):
             items[before:] = in_runs_of_maps(items[before:], runs)
 
-    def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
+    def process_primitive(self, primitive: _jax.Primitive, tracers: Sequence[Any], params: dict[str, Any], /) -> Any:
         """Binds a primitive on the trace around, unless it has sites."""
         if primitive is _jax.jit_p:  # first, being the most frequent
             inside = has_sites(params["jaxpr"])
@@ -130,26 +130,28 @@ class SiteTrace(_jax.Trace):
         with _jax.set_current_trace(_jax.eval_trace):
             return self.handler.not_donated(args, donated)
 
-    def _bind(self, primitive: Any, tracers: Any, params: Any) -> Any:
+    def _bind(self, primitive: _jax.Primitive, tracers: Sequence[Any], params: dict[str, Any]) -> Any:
         with _jax.set_current_trace(self.parent):
             return primitive.bind(*tracers, **params)
 
-    def process_call(self, call_primitive: Any, f: Any, tracers: Any, params: Any, /) -> Any:
+    def process_call(self, call_primitive: Any, f: Any, tracers: Sequence[Any], params: dict[str, Any], /) -> Any:
         """A call that JAX inlines is inlined."""
         with _jax.set_current_trace(self):
             return f.call_wrapped(*tracers)
 
-    def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **params: Any) -> Any:
+    def process_custom_jvp_call(
+        self, primitive: _jax.Primitive, fun: Any, jvp: Any, tracers: Sequence[Any], /, **params: Any
+    ) -> Any:
         """A function with its own forward derivative."""
         return self.follow(CUSTOM_RULES["jvp"], primitive, fun, jvp, tracers, **params)
 
     def process_custom_vjp_call(
-        self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **params: Any
+        self, primitive: _jax.Primitive, fun: Any, fwd: Any, bwd: Any, tracers: Sequence[Any], /, **params: Any
     ) -> Any:
         """A function with its own backward pass."""
         return self.follow(CUSTOM_RULES["vjp"], primitive, fun, fwd, bwd, tracers, **params)
 
-    def process_shard_map(self, primitive: Any, fun: Any, args: Any, /, **params: Any) -> Any:
+    def process_shard_map(self, primitive: _jax.Primitive, fun: Any, args: Sequence[Any], /, **params: Any) -> Any:
         """A function that runs per shard."""
         return self.follow(CUSTOM_RULES["shard_map"], primitive, fun, args, **params)
 
@@ -168,7 +170,7 @@ def run_under(handler: Handler, fn: Callable[..., Any], *args: Any) -> Any:
         trace.invalidate()
 
 
-def check_may_miss_all(primitive: Any, params: dict[str, Any], why: str = "Sonde has no rule for") -> None:
+def check_may_miss_all(primitive: _jax.Primitive, params: dict[str, Any], why: str = "Sonde has no rule for") -> None:
     """Checks the sites in a primitive that has no rule, or none for this case: there they are not seen.
 
     Raises:
@@ -186,7 +188,7 @@ def site_not_to_miss(params: dict[str, Any]) -> Site | None:
     return next((site for site in sites if state is None or not state.may_miss(site)), None)
 
 
-def cannot_capture(site: Site, primitive: Any, params: dict[str, Any], why: str) -> CaptureError:
+def cannot_capture(site: Site, primitive: _jax.Primitive, params: dict[str, Any], why: str) -> CaptureError:
     """The error for a site in a primitive in which it cannot be seen."""
     return CaptureError(
         f"site {site.path!r} ({site.line}) cannot be captured: it is inside a {_name_of(primitive, params)!r}, which "
@@ -194,5 +196,5 @@ def cannot_capture(site: Site, primitive: Any, params: dict[str, Any], why: str)
     )
 
 
-def _name_of(primitive: Any, params: dict[str, Any]) -> str:
+def _name_of(primitive: _jax.Primitive, params: dict[str, Any]) -> str:
     return type(params["_prim"]).__name__ if "_prim" in params else primitive.name

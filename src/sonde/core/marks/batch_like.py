@@ -34,7 +34,7 @@ def returns_selectable(branch: Any) -> bool:
     return any(eqn.primitive is along_p for eqn in _jax.open_jaxpr(branch).eqns)
 
 
-def repeated(array: Any, axis_data: Any) -> Any:
+def repeated(array: Any, axis_data: _jax.AxisData) -> Any:
     """An array that does not vary over a mapped axis, with that axis in front."""
     mesh_axis = axis_data.explicit_mesh_axis
     array = array if mesh_axis is None else _jax.on_mesh_around(array)
@@ -45,7 +45,7 @@ def _arrays(*args: Any, n: int) -> list[Any]:
     return list(args[:n])
 
 
-def _batched(axis_data: Any, args: Any, dims: Any, *, n: int) -> Any:
+def _batched(axis_data: _jax.AxisData, args: Sequence[Any], dims: Sequence[int | None], *, n: int) -> Any:
     arrays, out_dims = list(args[:n]), list(dims[:n])
     if any(d is not None for d in dims[n:]):
         for i in (i for i in range(n) if dims[i] is None):
@@ -53,7 +53,7 @@ def _batched(axis_data: Any, args: Any, dims: Any, *, n: int) -> Any:
     return along_p.bind(*arrays, *args[n:], n=n), out_dims
 
 
-def _jvp(primals: Any, tangents: Any, *, n: int) -> Any:
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, n: int) -> Any:
     tangents = list(tangents[:n])
     nonzero = [i for i, t in enumerate(tangents) if not _jax.is_zero_tangent(t)]
     for i, tangent in zip(nonzero, along([tangents[i] for i in nonzero], primals[n:])):
@@ -61,7 +61,7 @@ def _jvp(primals: Any, tangents: Any, *, n: int) -> Any:
     return along_p.bind(*primals, n=n), tangents
 
 
-def _transpose(cotangents: Any, *args: Any, n: int) -> Any:
+def _transpose(cotangents: Sequence[Any], *args: Any, n: int) -> Any:
     return [*cotangents, *[None] * (len(args) - n)]
 
 

@@ -57,7 +57,7 @@ class _SitePrimitive(_jax.Primitive):
     Such a trace has rules for JAX's primitives. For others it makes an array of a value, or refuses to.
     """
 
-    def bind_with_trace(self, trace: Any, args: Any, avals: Any, params: Any, /) -> Any:
+    def bind_with_trace(self, trace: Any, args: Sequence[Any], avals: Any, params: dict[str, Any], /) -> Any:
         """Binds the primitive, unless it has such a value and its site may be left out."""
         if any(_jax.is_no_jax_array(x, trace) for x in args):
             state = capture_state()
@@ -83,7 +83,7 @@ def bind_site(operands: Operands, site: Site, view: View) -> list[Any]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _outside_of_a_capture(args: Any, site: Site, view: View) -> list[Any]:
+def _outside_of_a_capture(args: Sequence[Any], site: Site, view: View) -> list[Any]:
     """A site in a program that has outlived its capture, such as a pullback: the identity.
 
     Raises:
@@ -170,7 +170,7 @@ _jax.register_partial_evaluation(
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _site_jvp(primals: Any, tangents: Any, *, site: Site, view: View) -> Any:
+def _site_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, site: Site, view: View) -> Any:
     if view.role == "supply":  # which edits apply, and with which arrays, does not depend on the value
         answer = site_p.bind(*primals, site=site, view=view.replace(order=view.order + 1))
         return answer, [ad.Zero(_jax.typeof(x).to_tangent_aval()) for x in answer]
@@ -196,14 +196,14 @@ def _edited() -> bool:
     return state is not None and state.edits
 
 
-def _plain_jvp(primals: Any, tangents: Any, *, site: Site, view: View) -> Any:
+def _plain_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, site: Site, view: View) -> Any:
     outs = plain_p.bind(*primals, site=site, view=view.replace(order=view.order + 1))
     if not view.gives_token(site):
         return outs, list(tangents)
     return outs, _marked(tangents[:-1], primals[-1], site, view)
 
 
-def _marked(tangents: Any, token: Any, site: Site, view: View) -> list[Any]:
+def _marked(tangents: Sequence[Any], token: Any, site: Site, view: View) -> list[Any]:
     """The tangents of a site's values, with a marker on those that may get a gradient: not zeros or Python numbers."""
     tangents = list(tangents)
     nonzero = tuple(i for i, t in enumerate(tangents) if not (isinstance(t, _NUMBERS) or _jax.is_zero_tangent(t)))
@@ -219,7 +219,7 @@ def _gradient_view(view: View, parts: tuple[int, ...]) -> View:
     return View(order=view.order, gradient_of=parts, axes=axes, reached=frozenset(parts))
 
 
-def _site_transpose(cotangents: Any, *args: Any, site: Site, view: View) -> Any:
+def _site_transpose(cotangents: Sequence[Any], *args: Any, site: Site, view: View) -> Any:
     """For a function that is only transposed (`jax.linear_transpose`), so that no value is computed."""
     if view.role == "look":  # a tangent that a loop only records has no results
         return [None] * len(args)
@@ -235,11 +235,11 @@ def _site_transpose(cotangents: Any, *args: Any, site: Site, view: View) -> Any:
     return [*value_cotangents, *[None] * (len(args) - n)]
 
 
-def _marker_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+def _marker_jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
     return marker_p.bind(*primals, **params), list(tangents[:-1])
 
 
-def _marker_transpose(cotangents: Any, *args: Any, site: Site, view: View) -> Any:
+def _marker_transpose(cotangents: Sequence[Any], *args: Any, site: Site, view: View) -> Any:
     nonzero = [i for i, ct in enumerate(cotangents) if type(ct) is not ad.Zero]
     cotangents = [*cotangents, None]
     if nonzero:
@@ -249,7 +249,7 @@ def _marker_transpose(cotangents: Any, *args: Any, site: Site, view: View) -> An
     return cotangents
 
 
-def _plain_transpose(cotangents: Any, *args: Any, site: Site, view: View) -> Any:
+def _plain_transpose(cotangents: Sequence[Any], *args: Any, site: Site, view: View) -> Any:
     return [*cotangents, *[None] * view.gives_token(site)]
 
 
@@ -265,12 +265,12 @@ _jax.register_partial_use(marker_p, lambda params, kept: {**params, "view": para
 def _taylor_terms(jet: Any) -> None:
     """Rules for `jax.experimental.jet`: the value is recorded, and the terms of its series pass through."""
 
-    def rule(primitive: Any, primals: Any, series: Any, *, site: Site, view: View) -> Any:
+    def rule(primitive: _jax.Primitive, primals: Sequence[Any], series: Any, *, site: Site, view: View) -> Any:
         outs = primitive.bind(*primals, site=site, view=view)
         terms = list(series[: len(outs)])
         return outs, [*terms, *[jet.zero_series] * (len(outs) - len(terms))]
 
-    def site_rule(primals: Any, series: Any, *, site: Site, view: View) -> Any:
+    def site_rule(primals: Sequence[Any], series: Any, *, site: Site, view: View) -> Any:
         n = len(operands_of(primals, site, view).arrays)
         return rule(site_p, primals, series[:n], site=site, view=view)
 
@@ -284,7 +284,7 @@ _jax.when_loaded("jax.experimental.jet", _taylor_terms)
 def _sparse_values(transform: Any) -> None:
     """Rules for `jax.experimental.sparse.sparsify`: a site of sparse arrays passes them on, unless it must be seen."""
 
-    def rule(primitive: Any, env: Any, *values: Any, site: Site, view: View) -> list[Any]:
+    def rule(primitive: _jax.Primitive, env: Any, *values: Any, site: Site, view: View) -> list[Any]:
         state = capture_state()
         if primitive is site_p and state is not None and not state.may_miss(site):
             raise CaptureError(f"site {site.path!r} ({site.line}) cannot be captured: its value is sparse")
@@ -323,7 +323,7 @@ def _shared_stay_shared(site: Site, view: View) -> bool:
 
 def _with_mapped_axis(
     view: View,
-    axis_data: Any,
+    axis_data: _jax.AxisData,
     leaf_dims: Sequence[Any],
     extra_dims: Mapping[str, Any],
     stopping: Sequence[Any] = (),
@@ -345,7 +345,9 @@ def _with_mapped_axis(
     return view.replace(axes=(axis, *view.axes))
 
 
-def _batched_site(axis_data: Any, args: Any, dims: Any, *, site: Site, view: View) -> Any:
+def _batched_site(
+    axis_data: _jax.AxisData, args: Sequence[Any], dims: Sequence[int | None], *, site: Site, view: View
+) -> Any:
     operands, at = operands_of(args, site, view), operands_of(dims, site, view)
     batched = Operands(
         [_front(x, d) for x, d in zip(operands.arrays, at.arrays)],
@@ -378,10 +380,12 @@ def _batched_site(axis_data: Any, args: Any, dims: Any, *, site: Site, view: Vie
     return outs, [*out_dims, None][: len(outs)]
 
 
-def _batched(primitive: Any) -> Any:
+def _batched(primitive: _jax.Primitive) -> Any:
     """The batching of markers and plain sites, whose operands are arrays and perhaps a token."""
 
-    def rule(axis_data: Any, args: Any, dims: Any, *, site: Site, view: View) -> Any:
+    def rule(
+        axis_data: _jax.AxisData, args: Sequence[Any], dims: Sequence[int | None], *, site: Site, view: View
+    ) -> Any:
         n = len(args) - (primitive is marker_p or view.gives_token(site))
         out_dims = [d if d is None else 0 for d in dims[:n]]
         args = list(map(_front, args, dims))

@@ -12,12 +12,12 @@ from sonde.core.marks.primitive import SiteEffect, marker_p, plain_p, site_p
 from sonde.core.marks.scopes import ScopeName
 
 
-def without_sites(jaxpr: Any) -> Any:
+def without_sites(jaxpr: _jax.Jaxpr) -> Any:
     """A jaxpr, open or closed, without sites and scopes; the same object if it has none."""
     return _without_sites(jaxpr, {})
 
 
-def _without_sites(jaxpr: Any, results: dict[int, tuple[Any, Any]]) -> Any:
+def _without_sites(jaxpr: _jax.Jaxpr, results: dict[int, tuple[Any, Any]]) -> Any:
     """A jaxpr, open or closed, without sites and scopes; the same object if it has none."""
     if id(jaxpr) in results:
         return results[id(jaxpr)][1]

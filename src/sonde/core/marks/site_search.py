@@ -35,12 +35,12 @@ class FoundSite(NamedTuple):
     names: tuple[Any, ...]
 
 
-def has_sites(jaxpr: Any) -> bool:
+def has_sites(jaxpr: _jax.Jaxpr) -> bool:
     """Whether a site is anywhere inside."""
     return _have_sites.of(jaxpr)
 
 
-def _has_sites(jaxpr: Any) -> bool:
+def _has_sites(jaxpr: _jax.Jaxpr) -> bool:
     opened = _jax.open_jaxpr(jaxpr)
     return any(type(effect) is SiteEffect for effect in opened.effects) or bool(equations_with_sites(opened))
 
@@ -48,12 +48,12 @@ def _has_sites(jaxpr: Any) -> bool:
 _have_sites = ByIdentity(_has_sites)
 
 
-def equations_with_sites(jaxpr: Any) -> list[Any]:
+def equations_with_sites(jaxpr: _jax.Jaxpr) -> list[Any]:
     """The equations that are sites, or have sites inside, in program order."""
     return _equations.of(_jax.open_jaxpr(jaxpr))
 
 
-def _has_sites_inside(eqn: Any) -> bool:
+def _has_sites_inside(eqn: _jax.Equation) -> bool:
     inner_jaxprs = _jax.sub_jaxprs(eqn.params)
     return bool(inner_jaxprs) and any(map(has_sites, inner_jaxprs))
 
@@ -62,7 +62,7 @@ _equations = ByIdentity(lambda jaxpr: [e for e in jaxpr.eqns if e.primitive is s
 
 
 def sites_inside(
-    jaxpr: Any, loops: tuple[tuple[int, int], ...] = (), names: tuple[Any, ...] = ()
+    jaxpr: _jax.Jaxpr, loops: tuple[tuple[int, int], ...] = (), names: tuple[Any, ...] = ()
 ) -> Iterator[FoundSite]:
     """All sites inside, in program order."""
     for eqn in equations_with_sites(jaxpr):
@@ -79,12 +79,12 @@ def sites_inside(
                 yield from sites_inside(inner, loops + entered, below)
 
 
-def first_site(jaxpr: Any) -> Site | None:
+def first_site(jaxpr: _jax.Jaxpr) -> Site | None:
     """The first site inside, if any."""
     return next((found_site.site for found_site in sites_inside(jaxpr)), None)
 
 
-def gradient_sites(jaxpr: Any) -> tuple[Site, ...]:
+def gradient_sites(jaxpr: _jax.Jaxpr) -> tuple[Site, ...]:
     """The sites whose gradients occur inside."""
     return _gradients.of(_jax.open_jaxpr(jaxpr))
 
@@ -92,12 +92,12 @@ def gradient_sites(jaxpr: Any) -> tuple[Site, ...]:
 _gradients = ByIdentity(lambda jaxpr: tuple(f.site for f in sites_inside(jaxpr) if not f.view.is_value))
 
 
-def gives_tokens(jaxpr: Any) -> bool:
+def gives_tokens(jaxpr: _jax.Jaxpr) -> bool:
     """Whether a site inside gives out a token, so that the jaxpr needs the token to start from."""
     return _gives_tokens.of(_jax.open_jaxpr(jaxpr))
 
 
-def _gives_token(eqn: Any) -> bool:
+def _gives_token(eqn: _jax.Equation) -> bool:
     if eqn.primitive is site_p:
         return eqn.params["view"].gives_token(eqn.params["site"])
     return any(map(gives_tokens, filter(has_sites, _jax.sub_jaxprs(eqn.params))))

@@ -349,7 +349,12 @@ NOTHING = Wanted()
 
 
 def begin_call_stack(
-    session: Session, f: Any, args: Any, kwargs: Any, request: ModuleRequest | None, models: Sequence[Any] = ()
+    session: Session,
+    f: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    request: ModuleRequest | None,
+    models: Sequence[Any] = (),
 ) -> CallStack:
     """The call stack of a session that is about to call `f`; `models` are those of `inside=`."""
     root = None if request is None else request.root

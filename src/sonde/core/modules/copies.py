@@ -38,7 +38,7 @@ class FollowedArrays(Protocol):
 
     shapes: frozenset[tuple[int, ...]]
 
-    def note(self, primitive: Any, params: dict[str, Any], inputs: Sequence[Any], outputs: Any) -> None:
+    def note(self, primitive: _jax.Primitive, params: dict[str, Any], inputs: Sequence[Any], outputs: Any) -> None:
         """Notes what a primitive has computed."""
         ...
 

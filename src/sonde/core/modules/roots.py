@@ -21,7 +21,9 @@ from sonde.core.session.inside_protocol import InsideRequest
 from sonde.errors import ScopeError
 
 
-def find_roots(f: Any, args: Any, kwargs: Any, models: Sequence[Any] = ()) -> list[tuple[str, Any]]:
+def find_roots(
+    f: Any, args: Sequence[Any], kwargs: dict[str, Any], models: Sequence[Any] = ()
+) -> list[tuple[str, Any]]:
     """The modules that a call is about: in its arguments, or else what the function belongs to or refers to.
 
     Paths count from the first; paths in further arguments begin with the argument's name. If all modules are in
@@ -78,14 +80,14 @@ class ModelsOfCall:
     paths: tuple[Path | None, ...]
     request: InsideRequest
 
-    def inside(self, args: Any, kwargs: Any) -> InsideRequest:
+    def inside(self, args: Sequence[Any], kwargs: dict[str, Any]) -> InsideRequest:
         """The request inside the function, for the arguments it was called with."""
         known_models = iter(self.request.known_models())
         models = (next(known_models, None) if path is None else at_path((args, kwargs), path) for path in self.paths)
         return self.request.at([model for model in models if model is not None])
 
 
-def models_of_call(request: InsideRequest, args: Any, kwargs: Any) -> ModelsOfCall:
+def models_of_call(request: InsideRequest, args: Sequence[Any], kwargs: dict[str, Any]) -> ModelsOfCall:
     """Where the models are in a call."""
     models = request.known_models()
     path_of_model = dict(_paths_of(models, (args, kwargs)))
@@ -153,7 +155,7 @@ def _numbered(name: str) -> Iterator[str]:
         yield f"{name}_{i}"
 
 
-def _modules_about(f: Any, args: Any, kwargs: Any) -> tuple[list[tuple[str, Any]], bool]:
+def _modules_about(f: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[tuple[str, Any]], bool]:
     """The modules of a call with names, and whether they are in containers among its arguments."""
     named = [*((str(i), x) for i, x in enumerate(args)), *kwargs.items()]
     modules = [(name, x) for name, x in (*_around(f), *named) if _is_root(x)]

@@ -175,14 +175,14 @@ def _described_modules(description: Any) -> Iterator[Any]:
             yield module
 
 
-def _notes(args: Any, kwargs: Any) -> Any:
+def _notes(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What is kept with the description of a call; None if no capture runs."""
     if not captures_run():
         return None
     return tuple([weakref.ref(module) for module in outermost_modules((*args, *kwargs.values()))])
 
 
-def _is_crossed_freely(fun: Any, args: Any, kwargs: Any) -> bool:
+def _is_crossed_freely(fun: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Whether JAX may look for the trace of a jitted function directly, as for those of `jax.numpy`.
 
     It may if the call has no modules and the existing traces of the function used nothing of the program around. If JAX
@@ -202,7 +202,9 @@ def _is_crossed_freely(fun: Any, args: Any, kwargs: Any) -> bool:
     return True
 
 
-def _from_arguments(fun: Any, args: Any, kwargs: Any, values: Values, trace: Callable[[Any], Any]) -> Any:
+def _from_arguments(
+    fun: Any, args: Sequence[Any], kwargs: dict[str, Any], values: Values, trace: Callable[[Any], Any]
+) -> Any:
     more = tuple([answer for f in LIBRARIES.told_apart_by if (answer := f(args)) is not None]) or None
     return pass_boundary(fun, lambda: outermost_modules((*args, *kwargs.values())), values, trace, more=more)
 

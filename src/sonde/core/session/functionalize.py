@@ -59,7 +59,9 @@ def static_and_arrays(tree: Any, request: InsideRequest | None = None) -> tuple[
     return StaticPart(static.tree, static.leaves, stand_ins(request, tree), state), arrays
 
 
-def shapes_of_call(run: Callable[..., Any], f: Any, args: Any, kwargs: Any, request: InsideRequest | None) -> Any:
+def shapes_of_call(
+    run: Callable[..., Any], f: Any, args: Sequence[Any], kwargs: dict[str, Any], request: InsideRequest | None
+) -> Any:
     """What `run(f, args, kwargs)` returns, with shapes in place of arrays; `request` is its `inside=` request."""
     static, arrays = static_and_arrays((f, args, kwargs), request)
     return jax.eval_shape(lambda *arrays: run(*static.whole(arrays)), *arrays)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sonde import _jax
@@ -40,8 +40,8 @@ _jax.at_first_capture(lambda: change_libraries(_changes))
 def run_with(
     handler: Handler,
     f: Callable,
-    args: Any,
-    kwargs: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
     *,
     grads: bool = False,
     edits: bool = False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
@@ -103,8 +103,8 @@ def _capture_now(
     patterns: tuple[Pattern, ...],
     options: dict[str, Any],
     inside: InsideRequest | None,
-    args: Any,
-    kwargs: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
 ) -> Any:
     handler = Recording(patterns, **options)
     try:
@@ -118,8 +118,8 @@ def _capture_now(
 def capture_only(
     f: Callable,
     patterns: tuple[Pattern, ...],
-    args: Any,
-    kwargs: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
     *,
     grads: bool = False,
     reduce: Reduce | None = None,
@@ -160,7 +160,7 @@ def _jitted_capture(
 
     key = (patterns, *[(name, by_identity(value)) for name, value in options.items()])
 
-    def compiled(args: Any, kwargs: Any) -> Any:
+    def compiled(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         models = models_of_call(asked, args, kwargs) if asked is not None and has_models else None
         whole_key = (*key, models or asked, state_of(*patterns, options["reduce"]))
         return kept_with(f, whole_key, functools.partial(make, models))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -155,7 +155,12 @@ def edit(
 
 
 def _edit_now(
-    plan: EditPlan, values: tuple[StepValues, ...], f: Callable, inside: InsideRequest | None, args: Any, kwargs: Any
+    plan: EditPlan,
+    values: tuple[StepValues, ...],
+    f: Callable,
+    inside: InsideRequest | None,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
 ) -> Any:
     return run_with(Editing(plan, values), f, args, kwargs, edits=True, plan=plan, inside=inside)
 
@@ -252,7 +257,7 @@ def _compiled_edit(
         # The program depends on what its functions read, as a capture's does; what cannot be compared is by identity.
         key = ("edit", plan, by_identity(tree), tuple(are_arrays), tuple(map(by_identity, fixed)))
 
-        def compiled(args: Any, kwargs: Any) -> Any:
+        def compiled(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             models = models_of_call(asked, args, kwargs) if asked is not None and has_models else None
             return kept_with(f, (*key, models or asked), functools.partial(make, models))
 
@@ -260,7 +265,7 @@ def _compiled_edit(
 
     compiled, arrays = programs()
 
-    def run(name: str, args: Any, kwargs: Any) -> Any:
+    def run(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         nonlocal compiled, arrays
         while True:
             program = compiled(args, kwargs)

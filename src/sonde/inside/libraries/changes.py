@@ -44,7 +44,7 @@ def _call_at_once(noinline: ModuleType) -> Sequence[_jax.Change]:
     return [_jax.Change(wrapper, "__call__", call)]
 
 
-def _check_no_sites(wrapper: Any, args: Any, kwargs: Any) -> None:
+def _check_no_sites(wrapper: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     arrays, without_arrays = split_arrays((wrapper.dynamic_fn, args, kwargs), lambda x: isinstance(x, jax.Array))
 
     def run(*arrays: Any) -> list[Any]:

@@ -23,7 +23,7 @@ def _intercepting() -> contextlib.AbstractContextManager[Any]:
     return nn.intercept_methods(_intercept)
 
 
-def _intercept(method: Any, args: Any, kwargs: Any, context: Any) -> Any:
+def _intercept(method: Any, args: Sequence[Any], kwargs: dict[str, Any], context: Any) -> Any:
     module = context.module
     if module.scope is None:
         return method(*args, **kwargs)

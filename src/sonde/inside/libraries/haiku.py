@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import haiku as hk
@@ -26,7 +27,7 @@ def _intercepting() -> contextlib.AbstractContextManager[Any]:
     return hk.intercept_methods(_intercept)
 
 
-def _intercept(method: Any, args: Any, kwargs: Any, context: hk.MethodContext) -> Any:
+def _intercept(method: Any, args: Sequence[Any], kwargs: dict[str, Any], context: hk.MethodContext) -> Any:
     module: Any = context.module
     if context.method_name == "__init__":
         return method(*args, **kwargs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sonde import _jax
@@ -61,8 +61,8 @@ def run_named(
     module: Any,
     method: str,
     fn: Callable[..., Any],
-    args: Any,
-    kwargs: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
     original: Any,
     hook: Callable[..., Any],
 ) -> Any:

@@ -195,7 +195,7 @@ RULES[_jax.cond_p] = cond_rule
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _gated(branch: Any, gate: Gate, gate_type: Any) -> Any:
+def _gated(branch: _jax.Jaxpr, gate: Gate, gate_type: Any) -> Any:
     """A branch with more operands in front: for every branch, whether it is taken. Its sites get that for this one."""
 
     def bind_gated(is_taken: Any, args: Sequence[Any], site: Site, view: View) -> list[Any]:
@@ -216,18 +216,25 @@ def _gated(branch: Any, gate: Gate, gate_type: Any) -> Any:
     )
 
 
-def _gates(choice: object, axis_data: Any, args: Any, dims: Any, branches: Any) -> tuple[Any, Any, Any]:
+def _gates(
+    choice: object,
+    axis_data: _jax.AxisData,
+    args: Sequence[Any],
+    dims: Sequence[int | None],
+    branches: Sequence[_jax.Jaxpr],
+) -> tuple[Any, Any, Any]:
     """The operands of a cond, where they are mapped, and its branches: with a gate for the sites of each."""
     n = len(branches)
     with with_capture_state(None):  # `jax.numpy` may be marked
         index = jnp.clip(args[0], 0, n - 1)
         gates = [index == i for i in range(n)]
+    assert dims[0] is not None  # else the branches need no gates
     gate_type = _jax.mapped_type(_jax.typeof(gates[0]), axis_data.size, dims[0])
     gated = tuple(_gated(branch, Gate(choice, i, n), gate_type) for i, branch in enumerate(branches))
     return [args[0], *gates, *args[1:]], [dims[0], *[dims[0]] * n, *dims[1:]], gated
 
 
-def _whole(branch: Any) -> Any:
+def _whole(branch: _jax.Jaxpr) -> Any:
     """A branch whose outputs are not laid out over a mesh with explicit axes."""
     types = [v.aval for v in _jax.open_jaxpr(branch).invars]
 
@@ -238,7 +245,14 @@ def _whole(branch: Any) -> Any:
 
 
 def _gating_batcher(plain: Any) -> Any:
-    def rule(axis_data: Any, args: Any, dims: Any, *, branches: Any, **params: Any) -> Any:
+    def rule(
+        axis_data: _jax.AxisData,
+        args: Sequence[Any],
+        dims: Sequence[int | None],
+        *,
+        branches: Sequence[_jax.Jaxpr],
+        **params: Any,
+    ) -> Any:
         if any(map(has_sites, branches)):
             args, dims, branches = mapped_alike(axis_data, args, dims, branches)
             if dims[0] is not None:
@@ -248,7 +262,13 @@ def _gating_batcher(plain: Any) -> Any:
                     return selected(axis_data, args, dims, branches, params)
         return selected(axis_data, args, dims, branches, params)
 
-    def selected(axis_data: Any, args: Any, dims: Any, branches: Any, params: dict[str, Any]) -> Any:
+    def selected(
+        axis_data: _jax.AxisData,
+        args: Sequence[Any],
+        dims: Sequence[int | None],
+        branches: Sequence[_jax.Jaxpr],
+        params: dict[str, Any],
+    ) -> Any:
         if dims[0] is None or not any(map(returns_selectable, branches)):
             return plain(axis_data, args, dims, branches=branches, **params)
         # JAX selects among the outputs of the branches, with a predicate that is not laid out over the mesh.

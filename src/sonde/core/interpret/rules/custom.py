@@ -141,7 +141,7 @@ def _kind(spec: Item) -> Any:
 
 
 def custom_jvp_rule(
-    trace: SiteTrace, primitive: Any, fun: Any, jvp: Any, args: Sequence[Any], *, symbolic_zeros: bool
+    trace: SiteTrace, primitive: _jax.Primitive, fun: Any, jvp: Any, args: Sequence[Any], *, symbolic_zeros: bool
 ) -> list[Any]:
     """A call of a `jax.custom_jvp` function."""
     trace = _with_sites_beside(trace, fun, args)
@@ -167,7 +167,7 @@ def custom_jvp_rule(
 
 def custom_vjp_rule(
     trace: SiteTrace,
-    primitive: Any,
+    primitive: _jax.Primitive,
     fun: Any,
     fwd: Any,
     bwd: Any,

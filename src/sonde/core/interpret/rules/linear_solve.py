@@ -45,7 +45,7 @@ def linear_solve_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, A
     return list(outs[: rewritten.n_outs])
 
 
-def _not_recorded(jaxpr: Any, handler: Handler) -> tuple[Any, list[Any]]:
+def _not_recorded(jaxpr: _jax.Jaxpr, handler: Handler) -> tuple[Any, list[Any]]:
     """A program that only runs for derivatives taken outside the capture, and the values for its new inputs."""
     before = handler.counts.mark()
     rewritten = rewrite(jaxpr, handler.entering().child())
@@ -53,7 +53,7 @@ def _not_recorded(jaxpr: Any, handler: Handler) -> tuple[Any, list[Any]]:
     return _jax.first_outputs(rewritten.jaxpr, rewritten.n_outs), rewritten.inputs(handler)
 
 
-def _with_zeros(jaxpr: Any, types: Sequence[Any]) -> Any:
+def _with_zeros(jaxpr: _jax.Jaxpr, types: Sequence[Any]) -> Any:
     """A program with further outputs, which are zeros."""
 
     def run(*args: Any) -> list[Any]:

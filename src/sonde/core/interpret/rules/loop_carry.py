@@ -176,7 +176,7 @@ def _with_axes(array: Any, has: list[bool], axes: Sequence[Axis], wanted: Sequen
     return array
 
 
-def gate_from_outside(jaxpr: Any, position: int, consts: Sequence[Any]) -> Any:
+def gate_from_outside(jaxpr: _jax.Jaxpr, position: int, consts: Sequence[Any]) -> Any:
     """An output of a loop body, if it is only constants of the loop joined by `and`; otherwise None."""
     return _FromOutside().inside(jaxpr, lambda i: consts[i] if i < len(consts) else None)(position)
 

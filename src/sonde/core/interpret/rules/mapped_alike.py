@@ -23,7 +23,7 @@ from sonde.core.marks.site_search import sites_inside
 _Follows = dict[Site, tuple[tuple[int, ...], ...]]
 
 
-def _following(branch: Any, follows: _Follows, number_type: Any) -> Any:
+def _following(branch: _jax.Jaxpr, follows: _Follows, number_type: Any) -> Any:
     """A branch with one more operand in front, in which arrays of some sites are mapped wherever some operands are."""
 
     def bind_following(inputs: Sequence[Any], args: Sequence[Any], site: Site, view: View) -> list[Any]:
@@ -51,7 +51,7 @@ class _Shared(NamedTuple):
     sources: frozenset[int]
 
 
-def _sources(branch: Any) -> Iterator[frozenset[int]]:
+def _sources(branch: _jax.Jaxpr) -> Iterator[frozenset[int]]:
     """For every site inside, the operands of the branch that it may depend on."""
     jaxpr = _jax.open_jaxpr(branch)
     reached = {v: frozenset([i]) for i, v in enumerate(jaxpr.invars)}
@@ -63,7 +63,7 @@ def _sources(branch: Any) -> Iterator[frozenset[int]]:
         reached.update(dict.fromkeys(eqn.outvars, sources))
 
 
-def _sites_by_slot(branch: Any, axis_data: Any, mapped: Sequence[bool]) -> dict[Any, _Shared]:
+def _sites_by_slot(branch: _jax.Jaxpr, axis_data: _jax.AxisData, mapped: Sequence[bool]) -> dict[Any, _Shared]:
     """The sites of a branch if these operands are mapped."""
     after = sites_inside(_jax.mapped_jaxpr(branch, axis_data, mapped))
     slots: dict[Any, _Shared] = {}
@@ -126,7 +126,9 @@ def _follows(found: Sequence[dict[Any, _Shared]], *, chosen_by_each: bool) -> li
     return follows
 
 
-def mapped_alike(axis_data: Any, args: Any, dims: Any, branches: Any) -> tuple[Any, Any, Any]:
+def mapped_alike(
+    axis_data: _jax.AxisData, args: Sequence[Any], dims: Sequence[int | None], branches: Sequence[_jax.Jaxpr]
+) -> tuple[Any, Any, Any]:
     """The operands of a cond, where they are mapped, and its branches: with the same axes for sites of one slot."""
     slots = [_sites_by_slot(branch, axis_data, [d is not None for d in dims[1:]]) for branch in branches]
     follows = _follows(slots, chosen_by_each=dims[0] is not None)

@@ -39,7 +39,7 @@ def operation_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]
     return rewritten.call(trace.handler, args, lambda inputs: _jax.bind_checkpoint(operation, rewritten.jaxpr, inputs))
 
 
-def _check_recomputation(jaxpr: Any) -> None:
+def _check_recomputation(jaxpr: _jax.Jaxpr) -> None:
     """Checks a program that recomputes a function, with `jax_remat3`: its sites would be recorded again.
 
     Raises:

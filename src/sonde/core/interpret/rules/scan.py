@@ -100,7 +100,7 @@ def _bind_anchored(anchor: _Anchor, args: Sequence[Any], site: Site, view: View)
     return outs
 
 
-def _anchored(body: Any) -> Any:
+def _anchored(body: _jax.Jaxpr) -> Any:
     """A loop body that takes the number of the iteration as its last input; None if its sites are anchored already."""
     if not any(f.view.role != "mark" and f.view.anchored <= len(f.loops) for f in sites_inside(body)):
         return None

@@ -19,7 +19,7 @@ from sonde.core.interpret.trace import CUSTOM_RULES, SiteTrace, run_under
 from sonde.core.marks.axes import Axis
 
 
-def shard_map_rule(trace: SiteTrace, primitive: Any, fun: Any, args: Sequence[Any], **params: Any) -> Any:
+def shard_map_rule(trace: SiteTrace, primitive: _jax.Primitive, fun: Any, args: Sequence[Any], **params: Any) -> Any:
     """A shard_map."""
     handler = trace.handler
     mesh, manual, checked = params["mesh"], params["newly_manual_axes"], params["check_vma"]

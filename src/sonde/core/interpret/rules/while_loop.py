@@ -137,7 +137,9 @@ class _State(NamedTuple):
         return _State(carry, of_body, next(values), [next(values) for _ in self.answer], list(values))
 
 
-def _bind(test: Any, test_consts: Sequence[Any], body: Any, body_consts: Sequence[Any], init: Sequence[Any]) -> Any:
+def _bind(
+    test: _jax.Jaxpr, test_consts: Sequence[Any], body: _jax.Jaxpr, body_consts: Sequence[Any], init: Sequence[Any]
+) -> Any:
     return _jax.while_p.bind(
         *test_consts,
         *body_consts,
@@ -152,7 +154,7 @@ def _bind(test: Any, test_consts: Sequence[Any], body: Any, body_consts: Sequenc
 class _Part:
     """The test or the body of a loop, rewritten."""
 
-    def __init__(self, jaxpr: Any, handler: Handler, consts: Sequence[Any], active: Any) -> None:
+    def __init__(self, jaxpr: _jax.Jaxpr, handler: Handler, consts: Sequence[Any], active: Any) -> None:
         self.numbered = handler.counts_iterations
         # On a mesh, the number of the iteration varies where the test does.
         axes = _jax.varying_axes_of_type(active)
@@ -264,7 +266,7 @@ def _without_tokens(params: dict[str, Any]) -> dict[str, Any] | None:
     return _rewritten(params, looking, lambda jaxpr: has_sites(jaxpr) and (gives_tokens(jaxpr) or _asks(jaxpr)))
 
 
-def _asks(jaxpr: Any) -> bool:
+def _asks(jaxpr: _jax.Jaxpr) -> bool:
     """Whether a site inside asks an edit."""
     return any(equation.view.role == "supply" for equation in sites_inside(jaxpr))
 
@@ -296,13 +298,13 @@ mlir.register_lowering(mapped_p, lambda ctx, x, *, loop: [x])
 batching.primitive_batchers[mapped_p] = lambda args, dims, *, loop: (mapped_p.bind(args[0], loop=loop), dims[0])
 
 
-def _mapped_loop(test: Any) -> object:
+def _mapped_loop(test: _jax.Jaxpr) -> object:
     """The name that a loop got when it was mapped; None if it was not."""
     loops = (eqn.params["loop"] for eqn in _jax.open_jaxpr(test).eqns if eqn.primitive is mapped_p)
     return next(loops, None)
 
 
-def _predicate_is_mapped(axis_data: Any, dims: Sequence[Any], params: dict[str, Any]) -> bool:
+def _predicate_is_mapped(axis_data: _jax.AxisData, dims: Sequence[Any], params: dict[str, Any]) -> bool:
     """Whether the elements of a loop that is mapped like this may stop at different iterations."""
     n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
     mapped = [d is not None for d in dims]
@@ -316,7 +318,7 @@ def _predicate_is_mapped(axis_data: Any, dims: Sequence[Any], params: dict[str, 
 
 
 def _naming_batcher(plain: Any) -> Any:
-    def rule(axis_data: Any, args: Any, dims: Any, **params: Any) -> Any:
+    def rule(axis_data: _jax.AxisData, args: Sequence[Any], dims: Sequence[int | None], **params: Any) -> Any:
         test, body = params["cond_jaxpr"], params["body_jaxpr"]
         if not (has_sites(test) or has_sites(body)) or not _predicate_is_mapped(axis_data, dims, params):
             return plain(axis_data, args, dims, **params)
@@ -332,7 +334,7 @@ def _naming_batcher(plain: Any) -> Any:
     return rule
 
 
-def _with_active(test: Any, body: Any, on_mesh: bool) -> tuple[Any, Any]:
+def _with_active(test: _jax.Jaxpr, body: _jax.Jaxpr, on_mesh: bool) -> tuple[Any, Any]:
     """Test and body of a loop with one more operand in front, which every site inside gets.
 
     If they are about to be mapped over an axis of a mesh, all types must name the mesh: that of a counter does not.
@@ -356,7 +358,7 @@ def _with_active(test: Any, body: Any, on_mesh: bool) -> tuple[Any, Any]:
         operands.active = (*operands.active, number)  # it will be mapped like the predicate
         return bind_site(operands, site, view.replace(whiles=(*view.whiles, loop)))
 
-    def part(jaxpr: Any, then: Callable[[list[Any], Sequence[Any]], list[Any]]) -> Any:
+    def part(jaxpr: _jax.Jaxpr, then: Callable[[list[Any], Sequence[Any]], list[Any]]) -> Any:
         number, *types = [INDEX_TYPE, *[v.aval for v in _jax.open_jaxpr(jaxpr).invars]]
         if on_mesh:
             number, *types = map(_jax.type_on_mesh_around, [number, *types])
