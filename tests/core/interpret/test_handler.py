@@ -47,9 +47,9 @@ def test_a_child_starts_from_its_base_and_has_its_own_items():
     assert not child.met.alone().has_met(A)
 
 
-def test_paths_count_from_where_the_handler_was_made():
+def test_paths_count_from_where_the_handler_begins():
     with with_capture_state(CaptureState(grads=False)), scope("around"):
-        handler = Handler(None, ())
+        handler = Handler(None, ()).begin(1)
         with scope("x"), scope("y"):
             assert handler.position.path() == "x/y/"
         assert handler.position.path() == ""

@@ -79,13 +79,13 @@ class Handler:
         self._sites_here: set[Site] = set()
         self.passes_on = False
         self.outside: CaptureState | None = None
-        self.position = Position().begun()
+        self.position = Position()
 
     def begin(self, depth: int, outside: CaptureState | None = None) -> Self:
         """Begins a run at which so many handlers are nested, this one included."""
         self.outside = outside
         self.passes_on = self.passes_on or depth > 1
-        self.position = Position(depth).begun()
+        self.position = Position(depth, _jax.count_open_names())
         return self
 
     @property
@@ -221,10 +221,13 @@ class Handler:
 
     def locate(self, site: Site, view: View, names: tuple[Any, ...]) -> Where:
         """Where the program is at a site, in scopes with these names that were opened in the code."""
-        path = self.position.path(names) + site.path
+        position = self.position
+        path = position.path(names) + site.path
         if "*" in path:
             checked_name(path)  # the names of modules were not checked: they may be anything
-        return Where(self.position.starred(path)[0], site, view, self.position.at(names))
+        if position.loops:
+            path = position.starred(path)[0]
+        return Where(path, site, view, position.at(names) if names else position)
 
     def meet(self, site: Site, view: View, names: tuple[Any, ...]) -> Where:
         """Notes that a site was met in scopes with these names; returns where that is."""

@@ -48,8 +48,7 @@ class Loop:
         return size == self.length or (self.rows is not None and size == len(self.rows))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """What is around the code that a handler runs on.
 
     Attributes:
@@ -90,7 +89,7 @@ class Position:
 
     def begun(self) -> Position:
         """The same for code that begins now: JAX traces it with names of its own, and paths go on from the prefix."""
-        return dataclasses.replace(self, n_names=_jax.count_open_names())
+        return self._replace(n_names=_jax.count_open_names())
 
     def entering(self, loop: Loop | None = None, *, keeps_loop: bool = False) -> Position:
         """The position inside what is about to run: in an iteration of a loop, if one is given.
@@ -110,8 +109,7 @@ class Position:
         if loop is not None and loop.length is not None:
             loop, loop_name = dataclasses.replace(loop, path=loop_name), None
         is_kept = loop is not None and (loop.path is not None or keeps_loop)
-        return dataclasses.replace(
-            self,
+        return self._replace(
             n_names=_jax.count_open_names(),
             prefix=prefix_under(names, self.prefix, self.depth),
             loops=(*self.loops, loop) if is_kept else self.loops,
@@ -129,11 +127,11 @@ class Position:
             if isinstance(name, RowsName) and name.rows is not None:
                 around = self.starred(self.path(names[: i + 1]))[1]
                 within.append(Within(len(around), name.rows))
-        return dataclasses.replace(self, within=tuple(within))
+        return self._replace(within=tuple(within))
 
     def along(self, *axes: tuple[str, int]) -> Position:
         """The position per shard, along some more axes of a mesh."""
-        return dataclasses.replace(self, mesh_axes=(*self.mesh_axes, *axes))
+        return self._replace(mesh_axes=(*self.mesh_axes, *axes))
 
     @property
     def iteration(self) -> tuple[Any, ...]:
@@ -144,7 +142,7 @@ class Position:
         """The position in the iterations with these numbers: of the innermost loops, if there are fewer."""
         first = len(self.loops) - len(iteration)
         inner = [dataclasses.replace(loop, index=i) for loop, i in zip(self.loops[first:], iteration)]
-        return dataclasses.replace(self, loops=(*self.loops[:first], *inner))
+        return self._replace(loops=(*self.loops[:first], *inner))
 
     def starred(self, path: str) -> tuple[str, tuple[int, ...]]:
         """A path with a `*` for each named loop that it is below, and which of the loops around those are."""
@@ -230,9 +228,9 @@ class Where(NamedTuple):
         """The same with other loops or other axes of meshes around."""
         position = self.position
         if loops is not None:
-            position = dataclasses.replace(position, loops=tuple(loops))
+            position = position._replace(loops=tuple(loops))
         if mesh_axes is not None:
-            position = dataclasses.replace(position, mesh_axes=tuple(mesh_axes))
+            position = position._replace(mesh_axes=tuple(mesh_axes))
         return self._replace(position=position)
 
     def in_rows(self, rows: Sequence[Row]) -> Where:
