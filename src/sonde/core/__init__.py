@@ -38,8 +38,7 @@ from sonde.core.marks.scopes import (
     without_functions,
 )
 from sonde.core.marks.site import LEAF, Site, View, exclude_each_other
-from sonde.core.marks.site_removal import without_sites
-from sonde.core.marks.site_search import first_site, sites_inside
+from sonde.core.marks.site_search import first_site, sites_inside, without_sites
 from sonde.core.modules.call_stack import CallStack, ModuleRequest, call_stacks, origin_for_copies
 from sonde.core.modules.calls import (
     NUMBERS,

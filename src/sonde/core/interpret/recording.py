@@ -13,7 +13,7 @@ from sonde import _jax
 from sonde.core.interpret.handler import Handler
 from sonde.core.interpret.items import Extra, Item
 from sonde.core.interpret.where import Where
-from sonde.core.marks.axes import extra_has, leaf_has, per_example, select, with_leaves
+from sonde.core.marks.axes import extra_has, leaf_has, per_example, with_leaves, zero_unless
 from sonde.core.marks.path import Pattern
 from sonde.core.marks.site import Site, View, is_array, naming
 from sonde.core.session.caches import by_identity
@@ -90,7 +90,7 @@ def zero_where_not(gate: Any, arrays: list[Any], view: View) -> tuple[list[Any],
     """The arrays with zeros for the elements whose branch was not taken; all then vary over the gate's axes."""
     axes = view.axes
     has = [leaf_has(axes, i) for i in range(len(arrays))]
-    arrays, has = select(gate, extra_has(axes, "taken"), arrays, has)
+    arrays, has = zero_unless(gate, extra_has(axes, "taken"), arrays, has)
     return arrays, view.replace(axes=with_leaves(axes, has))
 
 

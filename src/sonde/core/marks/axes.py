@@ -174,26 +174,20 @@ def repeated_along(array: Any, size: Any, position: int) -> Any:
     return jnp.broadcast_to(expanded, (*expanded.shape[:position], size, *expanded.shape[position + 1 :]))
 
 
-def room_for_axes(array: Any, has: Has, rank: int = 0) -> Any:
-    """An array with an axis of length one for each that it lacks, and `rank` more at the end: for broadcasting."""
-    array = lax.expand_dims(array, [i for i, has_axis in enumerate(has) if not has_axis])
-    return lax.expand_dims(array, range(array.ndim, array.ndim + rank))
+def room_for_axes(array: Any, has: Has) -> Any:
+    """An array with an axis of length one for each that it lacks, for broadcasting."""
+    return lax.expand_dims(array, [i for i, has_axis in enumerate(has) if not has_axis])
 
 
-def select(chosen: Any, chosen_has: Has, leaves: Sequence[Any], has: Sequence[Has], others: Sequence[Any] = ()) -> Any:
-    """The leaves where something is true, and elsewhere others with the same axes, or zeros.
+def zero_unless(
+    chosen: Any, chosen_has: Has, leaves: Sequence[Any], has: Sequence[Has]
+) -> tuple[list[Any], list[list[bool]]]:
+    """The leaves where something is true, and zeros elsewhere; and which axes they then have."""
 
-    Returns:
-        The new leaves, and which axes they have.
-    """
+    def one(is_chosen: Any, leaf: Any) -> Any:
+        return jnp.where(is_chosen, leaf, jnp.zeros_like(leaf))
 
-    def one(here: Any, a: Any, b: Any = None) -> Any:
-        return jnp.where(here, a, jnp.zeros_like(a) if b is None else b)
-
-    selected = []
-    for i, (leaf, has_axes) in enumerate(zip(leaves, has)):
-        more = (others[i],) if others else ()
-        selected.append(over_axes(one, [chosen_has, has_axes, *[has_axes] * len(more)])(chosen, leaf, *more))
+    selected = [over_axes(one, [chosen_has, has_axes])(chosen, leaf) for leaf, has_axes in zip(leaves, has)]
     return selected, [either(chosen_has, has_axes) for has_axes in has]
 
 

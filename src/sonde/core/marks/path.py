@@ -175,7 +175,7 @@ def short_repr(thing: object) -> str:
     return f"an object of type {kind}"
 
 
-def nearest(name: str, names: Iterable[str], most: int = 5) -> list[str]:
+def nearest(name: str, names: Iterable[str]) -> list[str]:
     """The names that may be meant by a name, the likeliest first: alike as a whole, or in their last part.
 
     Example:
@@ -189,11 +189,11 @@ def nearest(name: str, names: Iterable[str], most: int = 5) -> list[str]:
     by_last: dict[str, list[str]] = {}
     for each in candidates:
         by_last.setdefault(each.rpartition("/")[2], []).append(each)
-    near = difflib.get_close_matches(name, candidates, n=most, cutoff=0.6) + by_last.get(last, [])
+    near = difflib.get_close_matches(name, candidates, n=_MOST_NEAR, cutoff=0.6) + by_last.get(last, [])
     near = near or [path for part in difflib.get_close_matches(last, by_last, cutoff=0.7) for path in by_last[part]]
     if not near and len(last) > 2:
         near = [path for path in candidates if last.lower() in path.lower()]
-    return list(dict.fromkeys(near))[:most]
+    return list(dict.fromkeys(near))[:_MOST_NEAR]
 
 
 NOTHING_MARKED = "nothing is marked; mark values with sonde.sow(value, name), or look into code as it is with inside=f"
@@ -228,4 +228,4 @@ def no_such_site(pattern: Pattern, paths: Iterable[str]) -> NoSuchSiteError:
     return NoSuchSiteError(f"{matched}; {text}")
 
 
-_MOST_LISTED = 10
+_MOST_LISTED, _MOST_NEAR = 10, 5

@@ -34,28 +34,22 @@ def merge_choices(items: Sequence[Item]) -> list[Item]:
 
 def _choices_inside(items: Sequence[Item]) -> dict[Any, set[Any]]:
     """For each choice, the choices inside its branches: they occur only together with that branch."""
-    together: dict[Any, dict[Any, set[int]]] = {}
+    branches_of: dict[Any, set[int]] = {}  # in which branches of a choice something was recorded
+    branches_with: dict[Any, dict[Any, set[int]]] = {}  # and in which of them something of another choice was
     for item in items:
         for gate in item.view.gates:
-            inner_choices = together.setdefault(gate.choice, {})
-            for inner in item.view.gates - {gate}:
-                inner_choices.setdefault(inner.choice, set()).add(gate.branch)
-    return {
-        choice: {
-            inner for inner, branches in inner_choices.items() if len(branches) == 1 < len(together[inner][choice])
-        }
-        | {
-            inner
-            for inner, branches in inner_choices.items()
-            if len(branches) == len(together[inner][choice]) == 1 and _branches(items, choice) > 1
-        }
-        for choice, inner_choices in together.items()
-    }
+            branches_of.setdefault(gate.choice, set()).add(gate.branch)
+            of_others = branches_with.setdefault(gate.choice, {})
+            for other in item.view.gates - {gate}:
+                of_others.setdefault(other.choice, set()).add(gate.branch)
 
+    def is_inside(inner: Any, choice: Any) -> bool:
+        if len(branches_with[choice][inner]) > 1:
+            return False  # of two nested choices, the outer one is in one branch of the inner one at the most
+        # Of two choices that were each met in one branch of the other, the one that has further branches is around.
+        return len(branches_with[inner][choice]) > 1 or len(branches_of[choice]) > 1
 
-def _branches(items: Sequence[Item], choice: object) -> int:
-    """In how many branches of a choice something was recorded."""
-    return len({gate.branch for item in items for gate in item.view.gates if gate.choice is choice})
+    return {choice: {inner for inner in others if is_inside(inner, choice)} for choice, others in branches_with.items()}
 
 
 def _merged_at(choice: object, items: list[Item], inside: set[Any]) -> list[Item]:

@@ -29,7 +29,7 @@ from sonde.core.interpret.handler import Handler
 from sonde.core.interpret.items import Item, expand
 from sonde.core.interpret.recording import leaf_indices
 from sonde.core.interpret.seen_sites import SeenSites
-from sonde.core.marks.axes import Axis, common_axes, either, extra_has, in_row, over_axes, select, with_leaves
+from sonde.core.marks.axes import Axis, common_axes, either, extra_has, in_row, over_axes, with_leaves, zero_unless
 from sonde.core.marks.operands import NO_VALUE, WRITTEN_DOWN
 from sonde.core.marks.site import Site
 from sonde.core.records.branch_merge import merge_choices, tokens_of
@@ -188,7 +188,7 @@ def _give(gradient: Item, candidates: _Candidates, orphans: list[Call]) -> bool:
             if not _may_be_of(gradient, call.item):
                 continue
             belongs = functools.reduce(jnp.logical_or, [token == t for t in call_tokens])
-        leaves, leaves_have = select(belongs, has, gradient.leaves, gradient.has[: len(gradient.leaves)])
+        leaves, leaves_have = zero_unless(belongs, has, gradient.leaves, gradient.has[: len(gradient.leaves)])
         axes = with_leaves(gradient.view.axes, leaves_have)
         _add(call, dataclasses.replace(gradient, leaves=leaves, view=gradient.view.replace(axes=axes)), orphans)
     return True

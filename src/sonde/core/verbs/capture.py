@@ -121,12 +121,11 @@ def capture_only(
     args: Sequence[Any],
     kwargs: dict[str, Any],
     *,
-    grads: bool = False,
     reduce: Reduce | None = None,
-    inside: Any = None,
+    inside: object = None,
 ) -> Records:
     """The records of a call whose result is discarded. The arguments of the call are not donated."""
-    options = {"grads": grads, "reduce": reduce, "donates": False}
+    options = {"grads": False, "reduce": reduce, "donates": False}
     return _capture_now(f, patterns, options, inside_request(inside), args, kwargs)[1]
 
 

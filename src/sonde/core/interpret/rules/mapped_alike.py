@@ -80,49 +80,72 @@ def _sites_by_slot(branch: _jax.Jaxpr, axis_data: _jax.AxisData, mapped: Sequenc
     return slots
 
 
-def _follows(found: Sequence[dict[Any, _Shared]], *, chosen_by_each: bool) -> list[_Follows]:
+class _Slot:
+    """What the sites of all branches that share a slot have together.
+
+    Attributes:
+        varies: Which of its arrays vary over the axis, at any of the sites.
+        sources: The operands that any of the sites may depend on.
+        n_sites: How many sites there are.
+    """
+
+    def __init__(self, n_arrays: int) -> None:
+        self.varies = [False] * n_arrays
+        self.sources: frozenset[int] = frozenset()
+        self.n_sites = 0
+
+    def add(self, varies: Sequence[bool], sources: frozenset[int]) -> bool:
+        """Adds a site, or what is known of another slot of its sites; returns whether that is news."""
+        before = self.varies, self.sources
+        self.varies = [a or b for a, b in zip(self.varies, varies)]
+        self.sources |= sources
+        return before != (self.varies, self.sources)
+
+
+def _slots_of(branches: Sequence[dict[Any, _Shared]], *, chosen_by_each: bool) -> dict[Any, _Slot]:
+    """The slots of all branches, given the sites of each by slot."""
+    slots: dict[Any, _Slot] = {}
+    of_site: dict[tuple[int, Site], list[Any]] = {}
+    for number, branch in enumerate(branches):
+        for key, shared in branch.items():
+            slot = slots.setdefault(key, _Slot(len(shared.varies)))
+            slot.add([is_mapped or chosen_by_each for is_mapped in shared.varies], shared.sources)
+            slot.n_sites += 1
+            of_site.setdefault((number, shared.site), []).append(slot)
+    # A function that a branch calls twice has one site for both calls, whose arrays then follow the same operands. A
+    # call may share its slot with another site in another branch, so this is repeated until nothing changes.
+    while any(a.add(b.varies, b.sources) for same in of_site.values() for a in same for b in same):
+        pass
+    return slots
+
+
+def _follows(branches: Sequence[dict[Any, _Shared]], *, chosen_by_each: bool) -> list[_Follows]:
     """For every branch, what the arrays of its sites follow.
 
     Args:
-        found: The sites of each branch, by slot.
+        branches: The sites of each branch, by slot.
         chosen_by_each: Whether the predicate is mapped: an element has the value of the branch that it takes, so all
             arrays vary over the axis.
     """
-    of_slot: dict[Any, list[_Shared]] = {}
-    for branch in found:
-        for slot, shared in branch.items():
-            of_slot.setdefault(slot, []).append(shared)
-    varies = {
-        p: [any(has) or chosen_by_each for has in zip(*[s.varies for s in of_branches])]
-        for p, of_branches in of_slot.items()
-    }
-    sources = {p: frozenset[int]().union(*[s.sources for s in of_branches]) for p, of_branches in of_slot.items()}
-    # A function that a branch calls twice has one site for both calls, whose arrays then follow the same operands. A
-    # call may share its slot with another site in another branch, so this is repeated until nothing changes.
-    one_site: dict[tuple[int, Site], list[Any]] = {}
-    for i, branch in enumerate(found):
-        for slot, shared in branch.items():
-            one_site.setdefault((i, shared.site), []).append(slot)
-    before = None
-    while before != (varies, sources):
-        before = dict(varies), dict(sources)
-        for same in one_site.values():
-            together = [any(has) for has in zip(*[varies[slot] for slot in same])]
-            varies.update(dict.fromkeys(same, together))
-            sources.update(dict.fromkeys(same, frozenset[int]().union(*[sources[slot] for slot in same])))
+    slots = _slots_of(branches, chosen_by_each=chosen_by_each)
     follows: list[_Follows] = []
-    for branch in found:
-        shared_sites = {s.site for slot, s in branch.items() if len(of_slot[slot]) > 1}
-        follows_of_branch: _Follows = {}
-        for slot, shared in branch.items():
-            if shared.site in shared_sites and (shared.site.grads or not chosen_by_each):
-                later = [i + 1 for i in sorted(sources[slot])] if chosen_by_each else []
-                followed = follows_of_branch.get(shared.site, [()] * len(shared.varies))
-                lacks = [is_mapped and not has for is_mapped, has in zip(varies[slot], shared.varies)]
-                follows_of_branch[shared.site] = tuple(
-                    (*[0] * (0 in of_leaf or is_lacking), *later) for of_leaf, is_lacking in zip(followed, lacks)
-                )
-        follows.append(follows_of_branch)
+    for branch in branches:
+        shared_sites = {shared.site for key, shared in branch.items() if slots[key].n_sites > 1}
+        of_branch: _Follows = {}
+        for key, (site, varies, _) in branch.items():
+            # Where the predicate is mapped, the gate of a site gives its axis to what is recorded: only gradients need
+            # arrays that have it.
+            if site not in shared_sites or (chosen_by_each and not site.grads):
+                continue
+            # A later map may reach a site through any operand that one of the sites in its slot depends on; the number
+            # that is mapped now stands before the operands of the branch.
+            later = [i + 1 for i in sorted(slots[key].sources)] if chosen_by_each else []
+            followed = of_branch.get(site, [()] * len(varies))
+            lacks = [is_mapped and not has for is_mapped, has in zip(slots[key].varies, varies)]
+            of_branch[site] = tuple(
+                (*[0] * (0 in of_leaf or is_lacking), *later) for of_leaf, is_lacking in zip(followed, lacks)
+            )
+        follows.append(of_branch)
     return follows
 
 
