@@ -34,7 +34,17 @@ from sonde.core.modules.index import (
     module_kind,
     says_origin,
 )
-from sonde.core.modules.places import Move, Place, Segment, UnregisteredInside, depth_of, join
+from sonde.core.modules.places import (
+    Move,
+    Place,
+    Question,
+    Segment,
+    Setting,
+    UnregisteredInside,
+    Used,
+    depth_of,
+    join,
+)
 from sonde.core.modules.roots import find_roots
 from sonde.core.session.session import SESSIONS, CaptureState, Session, capture_state, captures_run, with_capture_state
 
@@ -126,9 +136,9 @@ class CallStack:
                 return place
         # That it is nowhere is noted too: where the traced function is called next, it may be in the model.
         for level in range(1, len(self.segments)):
-            self.segments[level].used[id(module)] = (weakref.ref(module), None)
+            self.segments[level].used[id(module)] = Used(None, weakref.ref(module))
             if copies:
-                self.segments[level].used[copies[level]] = (None, None)
+                self.segments[level].used[copies[level]] = Used(None)
         return None
 
     def has_frames(self) -> bool:
@@ -139,9 +149,9 @@ class CallStack:
         for inner in range(level + 1, len(self.segments)):
             place = self._inward(place, inner - 1)
             if module is not None:
-                self.segments[inner].used[id(module)] = (weakref.ref(module), place)
+                self.segments[inner].used[id(module)] = Used(place, weakref.ref(module))
             if copies:
-                self.segments[inner].used[copies[inner]] = (None, place)
+                self.segments[inner].used[copies[inner]] = Used(place)
         return place
 
     def _inward(self, place: Place, level: int) -> Place:
@@ -162,7 +172,7 @@ class CallStack:
     def _start(self, level: int) -> str:
         """Where a segment starts, counted from the capture."""
         start = self._absolute(self.segments[level - 1].innermost, level - 1)
-        self.segments[level].used["start"] = (None, start)
+        self.segments[level].used["start"] = Used(start)
         return start
 
     def _of_unknown(self, module: Any) -> Place:
@@ -176,8 +186,8 @@ class CallStack:
         if segment.frames:
             place = segment.innermost.below(segment.unregistered_now.name(module))
         elif last:
-            _, inside, is_known = self._use_setting(last)
-            place = Place(self._name_outside(module), known=is_known) if inside or is_outside_model else None
+            _, is_in_call, is_known = self._use_setting(last)
+            place = Place(self._name_outside(module), known=is_known) if is_in_call or is_outside_model else None
         elif is_outside_model:
             place = Place(segment.unregistered.name(module), known=not self.only_roots)
         if place is None:  # the outermost call: the root, at the current path
@@ -195,7 +205,7 @@ class CallStack:
         level = next((i for i in around if self.segments[i].frames), 0)
         name = self.segments[level].unregistered_now.name_of(inner)
         for segment in self.segments[level + 1 :]:
-            segment.used[inner] = (None, name)
+            segment.used[inner] = Used(name)
         return name
 
     def forget(self, inner: Iterable[UnregisteredInside]) -> None:
@@ -205,30 +215,29 @@ class CallStack:
                 for module_inside in inner:
                     unregistered.forget(module_inside)
 
-    def _setting(self, level: int) -> tuple[int, bool, bool]:
-        """For a segment: how many scopes are open around it in the innermost call, and whether there is such a call."""
+    def _setting(self, level: int) -> Setting:
+        """The setting of a segment."""
         outer = self.segments[level - 1]
-        more = depth_of(outer.current_path(self.depth, self.segments[level].names_around)) - depth_of(
-            outer.innermost.text
-        )
+        path_around = outer.current_path(self.depth, self.segments[level].names_around)
+        n_scopes = depth_of(path_around) - depth_of(outer.innermost.text)
         if outer.frames:
-            return more, True, outer.innermost.known
+            return Setting(n_scopes, True, outer.innermost.known)
         if level == 1:
-            return more, False, not self.only_roots
+            return Setting(n_scopes, False, not self.only_roots)
         above = self._use_setting(level - 1)
-        return more + above[0], *above[1:]
+        return above._replace(n_scopes=n_scopes + above.n_scopes)
 
-    def _use_setting(self, level: int) -> tuple[int, bool, bool]:
+    def _use_setting(self, level: int) -> Setting:
         used = self.segments[level].used
         if "setting" not in used:
-            used["setting"] = (None, self._setting(level))
-        return used["setting"][1]
+            used["setting"] = Used(self._setting(level))
+        return used["setting"].answer
 
     def _scopes(self, level: int) -> str:
         """The scopes that are open around a segment, if no call of a module is open."""
         above = self._scopes(level - 1) if level > 1 else ""
         scopes = join(above, self.segments[level - 1].current_path(self.depth, self.segments[level].names_around))
-        self.segments[level].used["scopes"] = (None, scopes)
+        self.segments[level].used["scopes"] = Used(scopes)
         return scopes
 
     # -- for scopes and boundaries -------------------------------------------------------------------------------------
@@ -250,9 +259,9 @@ class CallStack:
         else:
             up, down = depth_of(current_path), place.text
         if last and not segment.frames:
-            more = self._use_setting(last)[0]
-            if more:
-                up, down = depth_of(current_path) + more, place.text
+            n_scopes = self._use_setting(last).n_scopes
+            if n_scopes:
+                up, down = depth_of(current_path) + n_scopes, place.text
         return Move(up, down)
 
     def label(self, module: Any) -> Place | None:
@@ -277,29 +286,31 @@ class CallStack:
         copied.handler, copied._roots, copied._trees = None, [], ()
         return copied
 
-    def still(self, key: Any, ref: Any, values: Callable[[], Sequence[Any] | None]) -> Any:
-        """What a segment that starts here would find for something that an earlier one used.
+    def answer_now(self, question: Question, used: Used, values: Callable[[], Sequence[Any] | None]) -> Any:
+        """What a segment that starts here would be answered.
 
         Args:
-            key: What was used.
-            ref: A reference to the module in question, if there is one.
+            question: What an earlier segment asked.
+            used: What it was answered.
             values: Returns the arrays that the program of the segment gets.
         """
         self.enter((), _jax.count_open_names())
         try:
             level = len(self.segments) - 1
-            if key == "setting":
+            if question == "setting":
                 return self._setting(level)
-            if key == "start":
+            if question == "start":
                 return self._start(level)
-            if key == "scopes":
+            if question == "scopes":
                 return self._scopes(level)
-            if isinstance(key, UnregisteredInside):
-                return self._name_of(key)
-            if isinstance(key, CopyKey):
-                place_and_level = (self.copies or self._make_copy_finder(key.kind)).find_again(self, key, values())
+            if isinstance(question, UnregisteredInside):
+                return self._name_of(question)
+            if isinstance(question, CopyKey):
+                place_and_level = (self.copies or self._make_copy_finder(question.kind)).find_again(
+                    self, question, values()
+                )
                 return None if place_and_level is None else self._seen_from_inside(*place_and_level, None)
-            module = ref()
+            module = None if used.module is None else used.module()
             return None if module is None else self._find(module)
         finally:
             self.segments.pop()

@@ -12,12 +12,13 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 
 from sonde import _jax
 from sonde.core.marks.scopes import ScopeName, path_under
+from sonde.core.modules.copies import CopyKey
 from sonde.core.modules.index import everything_in, module_kind, text_between
 
 _SONDE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -132,6 +133,42 @@ def _where(n: int) -> tuple[tuple[Any, int], ...]:
     return tuple(callers)
 
 
+class Setting(NamedTuple):
+    """What is around a segment.
+
+    Attributes:
+        n_scopes: How many scopes are open around it in the innermost call of a module.
+        is_in_call: Whether there is such a call.
+        is_known: Whether what is there belongs to the model that the capture looks at.
+    """
+
+    n_scopes: int
+    is_in_call: bool
+    is_known: bool
+
+
+# What a traced function can ask of the program around: the place of a module (by identity), or of a copy; the name of a
+# module that the function makes; the setting of its segment, where that starts, and the scopes around it.
+Question = int | CopyKey | UnregisteredInside | Literal["setting", "start", "scopes"]
+
+
+class Used(NamedTuple):
+    """What a traced function was answered. Its trace can be used where the answers are the same.
+
+    Attributes:
+        answer: The answer.
+        module: A reference to the module that was asked for, if one was.
+    """
+
+    answer: Any
+    module: weakref.ref[Any] | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the module no longer exists: nothing can ask for it again."""
+        return self.module is not None and self.module() is None
+
+
 @dataclasses.dataclass(slots=True)
 class Frame:
     """A call of a module that is open.
@@ -165,8 +202,7 @@ class Segment:
         names_around: The names that are open around it, in the segment outside.
         description: Of the call that it began with, at a boundary: that of the trace, if there is one.
         frames: The open calls of modules, the outermost first.
-        used: What was used of the enclosing segments: places of modules (by identity, or as a `Copy`), `"setting"`,
-            `"start"` and `"scopes"`.
+        used: What was used of the enclosing segments.
         notes: Data that the library of the modules keeps until the outermost call ends.
         unregistered: The modules that were called in it, outside other calls, and that are not in the model.
         inner_unregistered: The modules of the enclosing program that correspond to them, by name.
@@ -179,7 +215,7 @@ class Segment:
     names_around: Any
     description: Any = None
     frames: list[Frame] = dataclasses.field(default_factory=list)
-    used: dict[Any, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+    used: dict[Question, Used] = dataclasses.field(default_factory=dict)
     notes: list[Any] = dataclasses.field(default_factory=list)
     unregistered: UnregisteredModules = dataclasses.field(default_factory=UnregisteredModules)
     inner_unregistered: dict[str, UnregisteredInside] = dataclasses.field(default_factory=dict)

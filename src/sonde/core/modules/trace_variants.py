@@ -22,7 +22,7 @@ from sonde.core.marks.site_search import first_site
 from sonde.core.modules.call_stack import CallStack, call_stacks
 from sonde.core.modules.copies import CopyKey
 from sonde.core.modules.index import LIBRARIES, holds_modules, module_kind, outermost_modules
-from sonde.core.modules.places import Place, UnregisteredInside
+from sonde.core.modules.places import Place, Question, UnregisteredInside, Used
 from sonde.core.session.caches import ByIdentity
 from sonde.core.session.session import SESSIONS, capture_state, captures_run
 from sonde.errors import ScopeError
@@ -43,18 +43,19 @@ class Variant:
 
     fun: Callable[..., Any] | None
     labels: tuple[tuple[tuple[Place | None, ...], ...], Hashable]
-    used: list[dict[Any, tuple[Any, Any]]]
+    used: list[dict[Question, Used]]
 
     def holds(self, stacks: Sequence[CallStack], values: Values) -> bool:
         """Whether a trace now would find the same as the earlier one."""
-        for stack, used in zip(stacks, self.used):
-            named = {key: result for key, (_, result) in used.items() if isinstance(key, UnregisteredInside)}
-            for key, (ref, result) in used.items():
-                if key in named or (ref is not None and ref() is None) or (isinstance(key, CopyKey) and key.is_own()):
+        for stack, answers in zip(stacks, self.used):
+            named = {question: used for question, used in answers.items() if isinstance(question, UnregisteredInside)}
+            for question, used in answers.items():
+                if question in named or used.is_gone or (isinstance(question, CopyKey) and question.is_own()):
                     continue
-                if stack.still(key, ref, values) != result:
+                if stack.answer_now(question, used, values) != used.answer:
                     return False
-            if any(stack.still(key, None, values) != result for key, result in named.items()):
+            # Last, because asking for such a name gives it out.
+            if any(stack.answer_now(question, used, values) != used.answer for question, used in named.items()):
                 stack.forget(named)
                 return False
         return True
@@ -128,10 +129,8 @@ def pass_boundary(
             variant = Variant(None, labels, [{} for _ in stacks])
             variants.append(variant)
         if variant is not None:
-            for places, places_now in zip(variant.used, used):
-                places.update(
-                    {key: value for key, value in places_now.items() if value[0] is None or value[0]() is not None}
-                )
+            for answers, answers_now in zip(variant.used, used):
+                answers.update({question: answer for question, answer in answers_now.items() if not answer.is_gone})
 
 
 def _is_module(value: Any) -> bool:
