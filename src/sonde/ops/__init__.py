@@ -4,13 +4,14 @@ Arrays in, arrays out: no parameters, no state, no random streams. A layer is it
 here. Results equal Flax's; where its two faces compute differently, an option chooses.
 
 One file per idea: `dense`, `conv`, `padding`, `embedding`, `pooling`, `norm`, `weight_norm`, `attention`,
-`masks`, `grouped_attention`, `rotary`, `soft_cap`, `recurrent` (cells), `sequence` (their loop), `dropout`, `lora`,
-`activations`, `initializers`, `dtypes`, `checks`.
+`masks`, `grouped_attention`, `rotary`, `recurrent` (cells), `sequence` (their loop), `dropout`, `activations`,
+`initializers`, `dtypes`, `checks`; `layer_options` says which attributes of layers are their options.
 """
 
 from sonde.ops import activations as activations
 from sonde.ops import initializers as initializers
 from sonde.ops.activations import prelu as prelu
+from sonde.ops.activations import soft_cap as soft_cap
 from sonde.ops.attention import decode_step as decode_step
 from sonde.ops.attention import dot_product_attention as dot_product_attention
 from sonde.ops.attention import dot_product_attention_weights as dot_product_attention_weights
@@ -24,6 +25,7 @@ from sonde.ops.dense import dense as dense
 from sonde.ops.dense import dense_general as dense_general
 from sonde.ops.dense import einsum as einsum
 from sonde.ops.dense import einsum_bias_shape as einsum_bias_shape
+from sonde.ops.dense import low_rank as low_rank
 from sonde.ops.dropout import dropout as dropout
 from sonde.ops.dtypes import canonicalize_dtype as canonicalize_dtype
 from sonde.ops.dtypes import promote_dtype as promote_dtype
@@ -32,7 +34,6 @@ from sonde.ops.embedding import embed as embed
 from sonde.ops.grouped_attention import grouped_attention as grouped_attention
 from sonde.ops.grouped_attention import head_results as head_results
 from sonde.ops.grouped_attention import visible as visible
-from sonde.ops.lora import low_rank as low_rank
 from sonde.ops.masks import combine_masks as combine_masks
 from sonde.ops.masks import make_attention_mask as make_attention_mask
 from sonde.ops.masks import make_causal_mask as make_causal_mask
@@ -63,7 +64,6 @@ from sonde.ops.rotary import rotary_tables as rotary_tables
 from sonde.ops.rotary import rotate as rotate
 from sonde.ops.sequence import flip_sequences as flip_sequences
 from sonde.ops.sequence import run_sequence as run_sequence
-from sonde.ops.soft_cap import soft_cap as soft_cap
 from sonde.ops.weight_norm import initial_u as initial_u
 from sonde.ops.weight_norm import spectral_norm as spectral_norm
 from sonde.ops.weight_norm import weight_norm as weight_norm

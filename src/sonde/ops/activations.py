@@ -1,4 +1,4 @@
-"""Activation functions: JAX's, under the names that both faces export, and one with a parameter."""
+"""Activation functions: JAX's, under the names that both faces export; one with a parameter; and soft caps."""
 
 from __future__ import annotations
 
@@ -41,3 +41,16 @@ def prelu(inputs: jax.Array, negative_slope: jax.Array) -> jax.Array:
     """
     slope = jnp.asarray(negative_slope, inputs.dtype)
     return jnp.where(inputs >= jnp.zeros((), inputs.dtype), inputs, slope * inputs)
+
+
+def soft_cap(x: jax.Array, cap: float | None) -> jax.Array:
+    """Squeezes numbers into the range from `-cap` to `cap` by a hyperbolic tangent; None changes nothing.
+
+    Small numbers stay nearly as they are.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> soft_cap(jnp.array([0.0, 1000.0]), 30.0)
+        Array([ 0., 30.], dtype=float32)
+    """
+    return x if cap is None else cap * jnp.tanh(x / cap)

@@ -1,4 +1,4 @@
-"""Linear maps: over the last axis, over any axes with batch axes, and by an einsum.
+"""Linear maps: over the last axis, over any axes with batch axes, by an einsum, and of low rank.
 
 Kernels are stored as (batch axes, input axes, output axes), so that a kernel with one input and one output
 axis is the usual matrix `inputs @ kernel`. A bias has the shape (batch axes, output axes).
@@ -157,6 +157,23 @@ def einsum(
         return y
     sizes = _kernel_sizes(equation, parsed, kernel.shape)
     return y + jnp.reshape(bias, tuple(sizes.get(name, 1) for name in _axis_names(parsed[2], y.ndim)))
+
+
+def low_rank(x: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Multiplies by a matrix of low rank, given as two factors.
+
+    `x` is `(..., in)`; the factors are `(in, rank)` and `(rank, out)`; the result is `(..., out)`.
+
+    Raises:
+        LayerInputError: the last axis of `x` is not `in` long.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> low_rank(jnp.ones((2, 3)), jnp.ones((3, 1)), jnp.ones((1, 4))).shape
+        (2, 4)
+    """
+    expect_size(jnp.asarray(x), axis=-1, size=a.shape[0], argument="x", meaning="input features")
+    return x @ a @ b
 
 
 def einsum_bias_shape(equation: str, kernel_shape: Sequence[int]) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from sonde._array_text import describe
 from sonde.core import capture_state, sow, sows_are_seen
 from sonde.errors import LayerInputError
-from sonde.ops.soft_cap import soft_cap
+from sonde.ops.activations import soft_cap
 
 Implementation = Literal["xla", "cudnn"]
 

@@ -22,7 +22,7 @@ from sonde._array_text import describe
 from sonde.core import sow
 from sonde.errors import LayerInputError
 from sonde.ops.dense import dense
-from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
+from sonde.ops.dtypes import Dtype
 
 Activation = Callable[..., Any]
 Pair = tuple[jax.Array, jax.Array]
@@ -39,7 +39,6 @@ def dense_gates(
     biases: Sequence[jax.Array] | None = None,
     *,
     dtype: Dtype | None = None,
-    promote_dtype: PromoteDtype | None = promote_dtype,
 ) -> list[jax.Array]:
     """Several linear maps of the same inputs as one product.
 
@@ -48,7 +47,7 @@ def dense_gates(
     # One wide product keeps the device busier than several narrow ones; joining the kernels is cheap next to it.
     kernel = jnp.concatenate(kernels, axis=-1)
     bias = None if biases is None else jnp.concatenate(biases, axis=-1)
-    return split_gates(dense(x, kernel, bias, dtype=dtype, promote_dtype=promote_dtype), len(kernels))
+    return split_gates(dense(x, kernel, bias, dtype=dtype), len(kernels))
 
 
 def lstm(

@@ -17,7 +17,7 @@ from sonde.nnx.states.filters import Filter
 from sonde.nnx.states.state import State, from_flat_state, to_flat_state
 from sonde.nnx.structure import split_merge
 from sonde.nnx.variable.array_references import load
-from sonde.nnx.variable.variable import Variable
+from sonde.nnx.variable.variable import Variable, held_in
 
 Name = tuple[str, ...]
 Rename = Callable[[str], str]
@@ -45,7 +45,7 @@ class Entry:
     @property
     def value(self) -> Any:
         """The value, without running hooks."""
-        return load(self.leaf.get_raw_value() if isinstance(self.leaf, Variable) else self.leaf)
+        return load(held_in(self.leaf))
 
     def parts(self) -> Iterator[tuple[Name, Any]]:
         """The arrays inside, each with the keys that lead to it from the entry."""

@@ -86,7 +86,7 @@ class LoRA(Module):
         """Maps `(..., in_features)`, and adds the output of the other layer, which gets `kwargs`."""
         # The other layer gets its input in this dtype too.
         x, a, b = promote_all(self.promote_dtype, (x, self.lora_a[...], self.lora_b[...]), self.dtype)
-        y = ops.low_rank(x, a, b, promote_dtype=None)
+        y = ops.low_rank(x, a, b)
         if self.base_module is None:
             return y
         base: Any = self.base_module

@@ -26,7 +26,7 @@ from sonde.nnx.structure import iteration
 from sonde.nnx.structure.build import build
 from sonde.nnx.structure.walk import walk
 from sonde.nnx.variable.metadata import HOOKS
-from sonde.nnx.variable.variable import Variable, copied
+from sonde.nnx.variable.variable import Variable, copied, held_in
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 #: Where a Module of the copy keeps its path. As a static attribute it survives whatever transforms do with the Module.
@@ -156,7 +156,7 @@ def _rows(
     token = _log.set(log)
     try:
         with _fresh_traces(object()):
-            jax.eval_shape(run, _values(walked.leaves), traced)
+            jax.eval_shape(run, list(map(held_in, walked.leaves)), traced)
     finally:
         _log.reset(token)
     rows = []
@@ -173,10 +173,6 @@ def _rows(
     return rows
 
 
-def _values(leaves: list[Any]) -> list[Any]:
-    return [leaf.get_raw_value() if isinstance(leaf, Variable) else leaf for leaf in leaves]
-
-
 def _with_values(leaves: list[Any], values: list[Any]) -> list[Any]:
     made = copied(leaves)
     for i, (leaf, value) in enumerate(zip(made, values)):
@@ -191,7 +187,7 @@ def _with_flops(row: CallInfo, node: Module | None, flops: bool, vjp_flops: bool
     if node is None:
         return row
     walked = walk(node, graph=True, verb="tabulate")
-    values = _values(walked.leaves)
+    values = list(map(held_in, walked.leaves))
     is_float = [jax.dtypes.issubdtype(getattr(v, "dtype", int), jax.numpy.floating) for v in values]
     inputs, static_part = split_arrays(row.inputs, lambda x: isinstance(x, jax.ShapeDtypeStruct))
 

@@ -22,7 +22,7 @@ from sonde.nnx.states import traversals
 from sonde.nnx.states.filters import Filter, PathParts, filters_to_predicates
 from sonde.nnx.states.traversals import show_path
 from sonde.nnx.structure import epoch
-from sonde.nnx.variable.variable import Variable
+from sonde.nnx.variable.variable import Variable, value_in
 
 V = TypeVar("V")
 K = TypeVar("K")
@@ -341,8 +341,8 @@ def select_flat(flat: Iterable[tuple[PathParts, Any]], filters: Sequence[Filter]
     return group_flat(flat, filters_to_predicates(filters))[:-1]
 
 
-def _one_or_all(groups: Sequence[FlatState[Any]], cls: Callable[[Any], Any] = State) -> Any:
-    states = tuple(from_flat_state(group, cls=cls) for group in groups)
+def _one_or_all(groups: Sequence[FlatState[Any]]) -> Any:
+    states = tuple(map(from_flat_state, groups))
     return states[0] if len(states) == 1 else states
 
 
@@ -429,10 +429,6 @@ def _like(state: Mapping[Any, Any]) -> Callable[[Any], Any]:
     return type(state) if not isinstance(state, (State, FlatState)) else State
 
 
-def _value_of(leaf: object) -> Any:
-    return leaf.get_value() if isinstance(leaf, Variable) else leaf
-
-
 def to_pure_dict(state: Mapping[Any, Any], extract_fn: Callable[[Any], Any] | None = None) -> dict[Any, Any]:
     """Nested dicts with the values of a state.
 
@@ -445,7 +441,7 @@ def to_pure_dict(state: Mapping[Any, Any], extract_fn: Callable[[Any], Any] | No
         >>> nnx.to_pure_dict(nnx.State({"layer": {"w": nnx.Param(1.0)}}))
         {'layer': {'w': 1.0}}
     """
-    extract = extract_fn or _value_of
+    extract = extract_fn or value_in
     return traversals.unflatten_mapping((path, extract(leaf)) for path, leaf in to_flat_state(state))
 
 

@@ -14,7 +14,7 @@ from sonde.nnx.structure.build import build
 from sonde.nnx.structure.iteration import find_duplicates
 from sonde.nnx.structure.mode import resolve
 from sonde.nnx.structure.walk import walk
-from sonde.nnx.variable.variable import Variable, copied
+from sonde.nnx.variable.variable import Variable, copied, value_in
 
 T = TypeVar("T")
 
@@ -139,11 +139,7 @@ def as_pure(tree: A) -> A:
         >>> nnx.as_pure({"w": nnx.Param(1.0)})
         {'w': 1.0}
     """
-
-    def value_of(leaf: object) -> Any:
-        return leaf.get_value() if isinstance(leaf, Variable) else leaf
-
-    return jax.tree.map(value_of, tree, is_leaf=lambda x: isinstance(x, Variable))
+    return jax.tree.map(value_in, tree, is_leaf=lambda x: isinstance(x, Variable))
 
 
 pure = as_pure

@@ -16,7 +16,7 @@ from sonde.nnx.structure.build import build
 from sonde.nnx.structure.mapping import clone
 from sonde.nnx.structure.mode import resolve
 from sonde.nnx.structure.walk import walk
-from sonde.nnx.variable.variable import Variable
+from sonde.nnx.variable.variable import value_in
 
 A = TypeVar("A")
 
@@ -68,7 +68,7 @@ class EMA(Pytree):
                 )
             # The average keeps its dtype, whatever that of the new value is.
             old_average = average.get_value()
-            value = new_leaves[path].get_value() if isinstance(new_leaves[path], Variable) else new_leaves[path]
+            value = value_in(new_leaves[path])
             average.set_value(jnp.asarray(self.decay * old_average + (1 - self.decay) * value, old_average.dtype))
 
     def apply_to(self, model: A) -> A:

@@ -17,7 +17,7 @@ from sonde._array_text import describe
 from sonde.nnx.transforms.lifting import Taken, take
 from sonde.nnx.transforms.options import mode, named_after
 from sonde.nnx.transforms.outcome import Outcome, PureResult
-from sonde.nnx.variable.variable import Variable
+from sonde.nnx.variable.variable import Variable, value_in
 
 
 def cond(
@@ -52,9 +52,8 @@ def cond(
         1
     """
     taken = take("cond", mode(graph, graph_updates), operands, label="operands")
-    pred = pred.get_value() if isinstance(pred, Variable) else pred
     branches = _agreed(taken, {"true_fun": true_fun, "false_fun": false_fun})
-    return taken.settle(jax.lax.cond(pred, *branches, taken.values))
+    return taken.settle(jax.lax.cond(value_in(pred), *branches, taken.values))
 
 
 def switch(
@@ -77,9 +76,8 @@ def switch(
         TypeError: the functions return different forms of output.
     """
     taken = take("switch", mode(graph, graph_updates), operands, label="operands")
-    index = index.get_value() if isinstance(index, Variable) else index
     agreed = _agreed(taken, {f"branches[{i}]": f for i, f in enumerate(branches)})
-    return taken.settle(jax.lax.switch(index, agreed, taken.values))
+    return taken.settle(jax.lax.switch(value_in(index), agreed, taken.values))
 
 
 def _agreed(taken: Taken, branches: dict[str, Callable[..., Any]]) -> list[Callable[..., PureResult]]:

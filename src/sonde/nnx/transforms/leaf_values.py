@@ -23,8 +23,8 @@ from sonde.nnx.structure.mode import resolve
 from sonde.nnx.structure.split_merge import GraphDef
 from sonde.nnx.structure.value_kinds import ARRAY, CONTAINER, NODE, OTHER, VARIABLE, is_object, kind_of
 from sonde.nnx.structure.walk import walk
-from sonde.nnx.transforms.prefixes import ByFilter, Prefix, TreeState, raw_leaf
-from sonde.nnx.variable.variable import Variable
+from sonde.nnx.transforms.prefixes import ByFilter, Prefix, TreeState
+from sonde.nnx.variable.variable import Variable, held_in
 
 _UNSET: Any = object()
 
@@ -228,7 +228,7 @@ class Spread:
                     by_path[id(p)] = dict(zip(p.paths, p.leaves))
                 value = by_path[id(p)].get(below, _UNSET)
             else:
-                value = raw_leaf(p)
+                value = held_in(p)
             before = values[i] if i >= 0 else given_values[-1 - i]
             if before is _UNSET:
                 values[i], first_paths[i] = value, path

@@ -22,16 +22,11 @@ from sonde.nnx.structure.definitions import Path
 from sonde.nnx.structure.split_merge import GraphDef
 from sonde.nnx.structure.value_kinds import NODE, kind_of
 from sonde.nnx.transforms.options import Mode, mode, refuse_bound_method
-from sonde.nnx.variable.variable import Variable
+from sonde.nnx.variable.variable import Variable, held_in
 
 Prefix: TypeAlias = "int | type[Carry] | PartitionSpec | Sharding | Format | _Prefixes | None"
 _Prefixes: TypeAlias = "ByFilter | TreeState | Pytree | Sequence[Prefix] | Mapping[Any, Prefix]"
 """A value for a whole argument or output (an axis, a spec, a sharding), values by filter, or containers of these."""
-
-
-def raw_leaf(value: object) -> Any:
-    """What a Variable holds; other values as they are."""
-    return value.get_raw_value() if isinstance(value, Variable) else value
 
 
 class Carry:
@@ -45,7 +40,7 @@ class ByFilter:
 
     def __init__(self, by_filter: Mapping[Filter, Any] | Iterable[tuple[Filter, Any]] | State[Any, Any], /):
         if isinstance(by_filter, State):
-            pairs: list[tuple[Any, Any]] = [(PathIn(path), raw_leaf(value)) for path, value in to_flat_state(by_filter)]
+            pairs: list[tuple[Any, Any]] = [(PathIn(path), held_in(value)) for path, value in to_flat_state(by_filter)]
         else:
             pairs = list(by_filter.items() if isinstance(by_filter, Mapping) else by_filter)
         self.filters = tuple(f for f, _ in pairs)

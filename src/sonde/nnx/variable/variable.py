@@ -502,3 +502,13 @@ def _register(cls: type[Variable[Any]]) -> None:
 
 
 _register(Variable)
+
+
+def value_in(leaf: object) -> Any:
+    """The value of a Variable, after its hooks; other leaves as they are."""
+    return leaf.get_value() if isinstance(leaf, Variable) else leaf
+
+
+def held_in(leaf: object) -> Any:
+    """What a Variable holds, without its hooks; other leaves as they are."""
+    return leaf.get_raw_value() if isinstance(leaf, Variable) else leaf
