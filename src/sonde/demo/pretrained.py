@@ -97,7 +97,7 @@ def look(progress: Callable[[str, float], None] = lambda what, done: None) -> Pr
         progress: Called with the current activity and the fraction done.
 
     Raises:
-        ModuleNotFoundError: the package with the weights is not installed.
+        ModuleNotFoundError: The package with the weights is not installed.
     """
     start = time.monotonic()
     progress("loading SmolLM2", 0.0)

@@ -50,7 +50,7 @@ class Config:
         """Sets a flag.
 
         Raises:
-            LookupError: there is no such flag.
+            LookupError: There is no such flag.
         """
         name = getattr(name, "name", name)
         if name not in self._values:

@@ -88,7 +88,7 @@ def register_serialization_state(
         override: Whether to replace an earlier registration.
 
     Raises:
-        ValueError: the type is registered already and `override` is False.
+        ValueError: The type is registered already and `override` is False.
     """
     with _lock:
         if ty in _STATE_DICT_REGISTRY and not override:
@@ -178,7 +178,7 @@ def from_state_dict(target: object, state: object, name: str = ".") -> Any:
         name: The name of the root in messages.
 
     Raises:
-        ValueError: the state dict does not have the form of `target`; the message says where.
+        ValueError: The state dict does not have the form of `target`; the message says where.
 
     Example:
         >>> from_state_dict([0, 0], {"0": 1, "1": 2})

@@ -171,7 +171,7 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
     """A nonlinearity by the name that checkpoints use.
 
     Raises:
-        ModelFileError: the name is unknown.
+        ModelFileError: The name is unknown.
 
     Example:
         >>> activation("relu").__name__

@@ -59,7 +59,7 @@ class Encoder(Tower):
             hidden: Vectors of all tokens, `(batch, length, width)`.
 
         Raises:
-            ValueError: the model was not loaded as `BertForPreTraining`.
+            ValueError: The model was not loaded as `BertForPreTraining`.
         """
         if self.pairs is None:
             raise ValueError(f"this {self.config.architecture} model has no head for pairs of segments.")

@@ -132,7 +132,7 @@ def generate(
         The new tokens, and their texts.
 
     Raises:
-        ValueError: an argument is out of range, a prompt is empty, or there are not enough positions.
+        ValueError: An argument is out of range, a prompt is empty, or there are not enough positions.
 
     Example:
         >>> from sonde import models
@@ -225,7 +225,7 @@ def _outgrows_its_cache(model: Decoder, rows: list[list[int]], new: int) -> bool
     """Whether rotary frequencies change while these prompts are continued.
 
     Raises:
-        ValueError: they do, and an edit is running, which cannot be repeated when the text is read again.
+        ValueError: They do, and an edit is running, which cannot be repeated when the text is read again.
     """
     rotaries = [kind.rotary for kind in model.config.kinds if kind.rotary is not None]
     outgrows = any(rotary.changes_between(len(row), len(row) + new - 1) for rotary in rotaries for row in rows)

@@ -71,9 +71,9 @@ def load(
         A `Decoder`, `Encoder`, `Vision` or `CLIP`, with its tokenizer as `model.tokenizer`.
 
     Raises:
-        ModelFileError: the model is not of this kind; the architecture is not supported; tensors are missing, surplus
+        ModelFileError: The model is not of this kind; the architecture is not supported; tensors are missing, surplus
             or of the wrong shape; a file is truncated.
-        FileNotFoundError: there is nothing at `source`.
+        FileNotFoundError: There is nothing at `source`.
 
     Example:
         >>> import tempfile, jax.numpy as jnp
@@ -129,7 +129,7 @@ def from_config(
         A model, as from `load`.
 
     Raises:
-        ModelFileError: the architecture is not supported, or the config lacks an entry.
+        ModelFileError: The architecture is not supported, or the config lacks an entry.
 
     Example:
         >>> from sonde import models

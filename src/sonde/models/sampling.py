@@ -26,7 +26,7 @@ class Sampling(NamedTuple):
         """Checks the user's options.
 
         Raises:
-            ValueError: a number is out of range.
+            ValueError: A number is out of range.
         """
         if temperature < 0:
             raise ValueError(f"temperature must be at least 0, got {temperature}.")

@@ -32,7 +32,7 @@ def save(model: Any, folder: str | Path, *, largest_file: int = LARGEST_FILE) ->
         largest_file: The maximum number of bytes per file.
 
     Raises:
-        ModelFileError: the model has parameters that its architecture has no tensor for, such as those of an adapter.
+        ModelFileError: The model has parameters that its architecture has no tensor for, such as those of an adapter.
 
     Example:
         >>> import tempfile, os

@@ -38,7 +38,7 @@ def sentence_vectors(
         `(texts, width)`.
 
     Raises:
-        ValueError: the model has no tokenizer.
+        ValueError: The model has no tokenizer.
     """
     if model.tokenizer is None:
         raise ValueError("the model has no tokenizer.")

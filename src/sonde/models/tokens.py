@@ -124,7 +124,7 @@ class Tokenizer:
         """The token of a text that is a single token.
 
         Raises:
-            ValueError: the text is not exactly one token.
+            ValueError: The text is not exactly one token.
         """
         tokens = self.encode(text, special=False)
         if len(tokens) != 1:
@@ -152,7 +152,7 @@ class Tokenizer:
             **values: More values for the template.
 
         Raises:
-            ValueError: the model has no chat template, or the template refuses the messages.
+            ValueError: The model has no chat template, or the template refuses the messages.
         """
         template = self.config.get("chat_template")
         with reading("the tokenizer", "its chat template"):

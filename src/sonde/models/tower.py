@@ -77,7 +77,7 @@ class Tower(nnx.Module):
             hidden: Vectors of all tokens or patches, `(batch, length, width)`.
 
         Raises:
-            ValueError: the model has no pooler.
+            ValueError: The model has no pooler.
         """
         if self.pooler is None:
             raise ValueError(f"this {self.config.architecture} model has no pooler.")

@@ -67,7 +67,7 @@ def fill(
         where: The checkpoint, for messages.
 
     Raises:
-        ModelFileError: tensors are missing, surplus or of the wrong shape. The model is unchanged.
+        ModelFileError: Tensors are missing, surplus or of the wrong shape. The model is unchanged.
     """
     config: Any = model.config  # pyright: ignore[reportAttributeAccessIssue]
     parameters = parameters_of(model)

@@ -63,7 +63,7 @@ def dot_product_attention_weights(
     stay float32. `report` is called with the weights before dropout.
 
     Raises:
-        LayerInputError: shapes do not fit, or dropout has no random key.
+        LayerInputError: Shapes do not fit, or dropout has no random key.
     """
     # Before the cast, so that messages show the shapes and dtypes that the user gave.
     groups = _check(query, key, None, bias=bias, mask=mask)
@@ -136,7 +136,7 @@ def dot_product_attention(
     `options` are bias, mask, dropout and the rest, as in `dot_product_attention_weights`.
 
     Raises:
-        LayerInputError: shapes do not fit, or dropout has no random key.
+        LayerInputError: Shapes do not fit, or dropout has no random key.
 
     Example:
         >>> import jax.numpy as jnp
@@ -174,7 +174,7 @@ def fused_attention(
     The result is `(batch..., queries, heads, depth)`; the options are those of `nnx.dot_product_attention`.
 
     Raises:
-        LayerInputError: shapes do not fit.
+        LayerInputError: Shapes do not fit.
 
     Example:
         >>> import jax.numpy as jnp
@@ -263,7 +263,7 @@ def decode_step(
         The new cached keys, cached values, index, and the mask for the attention that follows.
 
     Raises:
-        LayerInputError: the inputs are not exactly one position, or do not fit the cache.
+        LayerInputError: The inputs are not exactly one position, or do not fit the cache.
     """
     *batch, length, heads, depth = cached_key.shape
     expect_shape(
@@ -293,7 +293,7 @@ def check_dropout_rate(dropout_rate: float) -> None:
     """Raises if a rate of dropout leaves nothing to divide by.
 
     Raises:
-        LayerInputError: the rate is not from 0 to 1, or is 1.
+        LayerInputError: The rate is not from 0 to 1, or is 1.
     """
     if not 0.0 <= dropout_rate < 1.0:
         raise LayerInputError(f"`dropout_rate` must be in the range [0, 1), got {dropout_rate!r}.")

@@ -52,7 +52,7 @@ def conv(
     `input_dilation` of more than 1 makes a transposed convolution and needs a numeric padding.
 
     Raises:
-        LayerInputError: rank, features, mask, padding or another option do not fit.
+        LayerInputError: Rank, features, mask, padding or another option do not fit.
 
     Example:
         >>> import jax.numpy as jnp
@@ -109,7 +109,7 @@ def conv_transpose(
     the gradient of a convolution. The options are those of `nnx.ConvTranspose`.
 
     Raises:
-        LayerInputError: rank, features, mask or padding do not fit.
+        LayerInputError: Rank, features, mask or padding do not fit.
 
     Example:
         >>> import jax.numpy as jnp
@@ -172,7 +172,7 @@ def conv_local(
     out)` or None; the result is `(batch..., output spatial..., out)`. The options are those of `linen.ConvLocal`.
 
     Raises:
-        LayerInputError: rank, features, mask, padding or another option do not fit.
+        LayerInputError: Rank, features, mask, padding or another option do not fit.
     """
     rank = len(kernel_size)
     folded, unfold = _fold_batch(jnp.asarray(inputs), rank)

@@ -47,7 +47,7 @@ def dense(
     options are those of `nnx.Linear`.
 
     Raises:
-        LayerInputError: the last axis of `inputs` is not `in` long.
+        LayerInputError: The last axis of `inputs` is not `in` long.
 
     Example:
         >>> import jax.numpy as jnp
@@ -88,7 +88,7 @@ def dense_general(
     other options are those of `nnx.LinearGeneral`.
 
     Raises:
-        LayerInputError: an axis of `inputs` is missing or not as long as the kernel's.
+        LayerInputError: An axis of `inputs` is missing or not as long as the kernel's.
 
     Example:
         >>> import jax.numpy as jnp
@@ -136,7 +136,7 @@ def einsum(
     kernel that are in the result, in the result's order. The options are those of `nnx.Einsum`.
 
     Raises:
-        LayerInputError: the equation does not have two operands, or does not fit the arrays.
+        LayerInputError: The equation does not have two operands, or does not fit the arrays.
 
     Example:
         >>> import jax.numpy as jnp
@@ -165,7 +165,7 @@ def low_rank(x: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
     `x` is `(..., in)`; the factors are `(in, rank)` and `(rank, out)`; the result is `(..., out)`.
 
     Raises:
-        LayerInputError: the last axis of `x` is not `in` long.
+        LayerInputError: The last axis of `x` is not `in` long.
 
     Example:
         >>> import jax.numpy as jnp

@@ -73,7 +73,7 @@ def attend(
     `query` is `(..., features)`, `table` is `(rows, features)`; the result is `(..., rows)`.
 
     Raises:
-        LayerInputError: the last axis of `query` is not as long as the rows.
+        LayerInputError: The last axis of `query` is not as long as the rows.
 
     Example:
         >>> import jax.numpy as jnp

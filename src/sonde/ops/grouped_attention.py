@@ -51,7 +51,7 @@ def grouped_attention(
         `(batch, queries, heads, depth)`.
 
     Raises:
-        LayerInputError: shapes do not fit.
+        LayerInputError: Shapes do not fit.
 
     Example:
         >>> import jax.numpy as jnp

@@ -73,7 +73,7 @@ def combine_masks(*masks: jax.Array | None, dtype: Dtype = jnp.float32) -> jax.A
         One mask, or None when all were None.
 
     Raises:
-        LayerInputError: the masks have different numbers of axes.
+        LayerInputError: The masks have different numbers of axes.
 
     Example:
         >>> import jax.numpy as jnp

@@ -143,7 +143,7 @@ def normalize(
         An array shaped like `x`.
 
     Raises:
-        LayerInputError: scale, bias, mean or variance do not fit the inputs.
+        LayerInputError: Scale, bias, mean or variance do not fit the inputs.
     """
     out_dtype = canonicalize_dtype(x, scale, bias, dtype=dtype)
     arrays = [a for a in (x, mean, var, scale, bias) if a is not None]
@@ -223,7 +223,7 @@ def batch_norm(
         The normalized inputs, and the new running mean and variance. No gradient flows into those two.
 
     Raises:
-        LayerInputError: the inputs have another number of features, or the mask does not fit.
+        LayerInputError: The inputs have another number of features, or the mask does not fit.
     """
     feature_axes = canonicalize_axes(axis, x.ndim)
     if len(feature_axes) == 1:
@@ -267,7 +267,7 @@ def layer_norm(
     `scale` and `bias` have the feature axes. The other options are those of `nnx.BatchNorm`.
 
     Raises:
-        LayerInputError: the inputs have another number of features, or the mask does not fit.
+        LayerInputError: The inputs have another number of features, or the mask does not fit.
 
     Example:
         >>> import jax.numpy as jnp
@@ -313,7 +313,7 @@ def instance_norm(
     `x` is `(batch, ..., features)`; `scale` and `bias` have the feature axes, any but the first.
 
     Raises:
-        LayerInputError: the first axis, which is the batch, is among the feature axes.
+        LayerInputError: The first axis, which is the batch, is among the feature axes.
     """
     features = canonicalize_axes(feature_axes, x.ndim)
     if 0 in features:
@@ -343,7 +343,7 @@ def group_norm(
     None means all but the first. The other options are those of `nnx.BatchNorm`.
 
     Raises:
-        LayerInputError: the features cannot be split into these groups, or the mask does not fit.
+        LayerInputError: The features cannot be split into these groups, or the mask does not fit.
     """
     features = x.shape[-1]
     if num_groups <= 0 or features % num_groups:
@@ -386,7 +386,7 @@ def group_count(features: int, *, num_groups: int | None, group_size: int | None
     """The number of groups of a group norm, from exactly one of the two options.
 
     Raises:
-        LayerInputError: both or neither are given, or the number of features is not a multiple of the size.
+        LayerInputError: Both or neither are given, or the number of features is not a multiple of the size.
 
     Example:
         >>> group_count(6, num_groups=None, group_size=2)

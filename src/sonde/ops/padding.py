@@ -40,7 +40,7 @@ def canonicalize_padding(padding: Padding, rank: int) -> LaxPadding:
     """A name stays a name; numbers become one (low, high) pair per spatial axis.
 
     Raises:
-        LayerInputError: the padding has none of the forms above.
+        LayerInputError: The padding has none of the forms above.
 
     Example:
         >>> canonicalize_padding([1, (0, 2)], 2)

@@ -43,7 +43,7 @@ def pool(
         `(batch..., spatial..., features)`.
 
     Raises:
-        LayerInputError: the inputs have too few axes, or an option does not have one entry per spatial axis.
+        LayerInputError: The inputs have too few axes, or an option does not have one entry per spatial axis.
 
     Example:
         >>> import jax.numpy as jnp

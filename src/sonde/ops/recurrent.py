@@ -174,7 +174,7 @@ def check_carry(carry: Any, inputs: jax.Array, features: int, *, parts: int) -> 
     """Checks that the memory of a cell fits the inputs: the same batch axes, and `features` at the end.
 
     Raises:
-        LayerInputError: it does not.
+        LayerInputError: It does not.
     """
     leaves = list(carry) if isinstance(carry, tuple | list) else [carry]
     if len(leaves) != parts:

@@ -198,7 +198,7 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool = 
         An array shaped like `x`, in its dtype.
 
     Raises:
-        LayerInputError: there are more pairs than a head has.
+        LayerInputError: There are more pairs than a head has.
 
     Example:
         >>> import jax.numpy as jnp

@@ -77,7 +77,7 @@ def spectral_norm(
         itself.
 
     Raises:
-        LayerInputError: the weight has fewer than two axes, or `n_steps` is less than 1.
+        LayerInputError: The weight has fewer than two axes, or `n_steps` is less than 1.
     """
     if value.ndim < 2:
         raise LayerInputError(f"spectral norm needs a weight with at least two axes, got {describe(value)}.")

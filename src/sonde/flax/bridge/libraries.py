@@ -39,7 +39,7 @@ def library_of(thing: object) -> Library:
     """The library of a module or of a class of modules.
 
     Raises:
-        TypeError: it is a module of neither library.
+        TypeError: It is a module of neither library.
     """
     cls = thing if isinstance(thing, type) else type(thing)
     for base in cls.__mro__:

@@ -222,7 +222,7 @@ class Module(nnx.Module, metaclass=ModuleMeta):
             The `nnx.Param`.
 
         Raises:
-            ScopeParamNotFoundError: the variables given to `apply` have no such parameter.
+            ScopeParamNotFoundError: The variables given to `apply` have no such parameter.
         """
         del unbox
         scope = self._bound("make parameters")

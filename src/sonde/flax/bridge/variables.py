@@ -188,7 +188,7 @@ def to_attributes(variables: Mapping[str, Any], nnx: ModuleType) -> dict[str, An
     """Variables of linen as nested dicts of Variables, of all collections together.
 
     Raises:
-        ValueError: two collections have a value at the same path.
+        ValueError: Two collections have a value at the same path.
     """
     attributes: dict[str, Any] = {}
     owner: dict[tuple[Any, ...], str] = {}

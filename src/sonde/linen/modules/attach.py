@@ -252,7 +252,7 @@ def share_scope(module: Module, other: Module, /) -> None:
             takes over its scope.
 
     Raises:
-        CallShareScopeOnUnboundModuleError: one of them has no scope yet.
+        CallShareScopeOnUnboundModuleError: One of them has no scope yet.
 
     Example:
         >>> import jax, jax.numpy as jnp

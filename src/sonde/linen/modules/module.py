@@ -484,7 +484,7 @@ def merge_param(name: str, a: T | None, b: T | None) -> T:
     """Returns whichever of a field and an argument is not None.
 
     Raises:
-        ValueError: both are given, or neither.
+        ValueError: Both are given, or neither.
 
     Example:
         >>> merge_param("train", None, True)

@@ -60,8 +60,8 @@ def check_variables(variables: Any, *, where: str) -> Mapping[str, Any]:
     """Checks that variables are a dict of collections.
 
     Raises:
-        ApplyScopeInvalidVariablesTypeError: they are something else.
-        ApplyScopeInvalidVariablesStructureError: they have one layer too many.
+        ApplyScopeInvalidVariablesTypeError: They are something else.
+        ApplyScopeInvalidVariablesStructureError: They have one layer too many.
     """
     valid = isinstance(variables, Mapping) and all(
         isinstance(name, str) and isinstance(tree, Mapping) and all(isinstance(key, str) for key in tree)
@@ -272,7 +272,7 @@ def lazy_init(
     If one differs, Flax 0.12.12 computes it from zeros; so does this function, with a warning.
 
     Raises:
-        LazyInitError: a variable depends on an input that was given as a shape, with the behavior of Flax 0.12.8.
+        LazyInitError: A variable depends on an input that was given as a shape, with the behavior of Flax 0.12.8.
     """
     shapes_only, static_part = split_arrays((args, kwargs), lambda x: isinstance(x, jax.ShapeDtypeStruct))
 

@@ -81,7 +81,7 @@ def common_size(axes: Axes, tree: object, *, given: int | None, what: str, where
     """The length of the mapped axes of all leaves.
 
     Raises:
-        ValueError: they differ, or there are none and the length is not given.
+        ValueError: They differ, or there are none and the length is not given.
     """
     leaves = zip(axes_of_leaves(axes, tree), jax.tree.leaves(tree))
     sizes = {jnp.shape(leaf)[axis] for axis, leaf in leaves if isinstance(axis, int)}

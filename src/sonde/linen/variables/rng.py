@@ -120,7 +120,7 @@ def streams(rngs: Rngs, *, where: str) -> dict[str, Stream]:
     """Checks the `rngs` argument of init, apply or bind: one key (then called `params`), or keys by name.
 
     Raises:
-        InvalidRngError: something in it is not a key.
+        InvalidRngError: Something in it is not a key.
     """
     if rngs is None:
         return {}

@@ -106,7 +106,7 @@ def check_no_dead_tracers(tree: object, collection: str, path: Path) -> None:
     """Raises if a variable holds a tracer of a transform that has ended.
 
     Raises:
-        JaxTransformError: a module was called, and set or made a variable, inside a plain JAX transform.
+        JaxTransformError: A module was called, and set or made a variable, inside a plain JAX transform.
     """
     for key_path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if _jax.has_ended(leaf):
@@ -201,7 +201,7 @@ class Scope(ScopeNames):
         """Takes a name for a submodule (`collection=None`) or for a variable of a collection.
 
         Raises:
-            NameInUseError: a submodule has it, or a variable of the same collection.
+            NameInUseError: A submodule has it, or a variable of the same collection.
         """
         if self.is_reserved(name, collection):
             taken = "a submodule" if None in self._names[name] else "a variable"
@@ -299,7 +299,7 @@ class Scope(ScopeNames):
         """Sets a variable.
 
         Raises:
-            ModifyScopeVariableError: the collection may not change.
+            ModifyScopeVariableError: The collection may not change.
         """
         self.check_live()
         if not self.is_mutable(collection):
@@ -332,8 +332,8 @@ class Scope(ScopeNames):
         """A reference to a variable, which is made if it does not exist.
 
         Raises:
-            ScopeVariableNotFoundError: it does not exist and cannot be made.
-            ScopeCollectionNotFound: the same, and the collection is empty.
+            ScopeVariableNotFoundError: It does not exist and cannot be made.
+            ScopeCollectionNotFound: The same, and the collection is empty.
         """
         self.check_live()
         variable = Variable(self, collection, name, unbox=unbox)
@@ -348,9 +348,9 @@ class Scope(ScopeNames):
         """The value of a parameter, which is made during `init`.
 
         Raises:
-            ScopeParamShapeError: the given parameter has a shape other than the initializer's.
-            ScopeParamNotFoundError: the given parameters do not have it.
-            ScopeCollectionNotFound: the same, and there are no parameters at all.
+            ScopeParamShapeError: The given parameter has a shape other than the initializer's.
+            ScopeParamNotFoundError: The given parameters do not have it.
+            ScopeCollectionNotFound: The same, and there are no parameters at all.
         """
         self.check_live()
         # None may be the value of a parameter.
@@ -399,7 +399,7 @@ class Scope(ScopeNames):
         """A new key of a stream; a stream that was not given is replaced by `params`.
 
         Raises:
-            InvalidRngError: neither was given.
+            InvalidRngError: Neither was given.
         """
         self.check_live()
         if name not in self.streams:

@@ -48,7 +48,7 @@ def find(raw: Raw) -> tuple[Architecture, str]:
         raw: The contents of `config.json`.
 
     Raises:
-        ModelFileError: the architecture is not supported.
+        ModelFileError: The architecture is not supported.
     """
     classes = raw.get("architectures") or ()
     for name in classes:
@@ -65,7 +65,7 @@ def read_config(raw: Raw) -> tuple[Architecture, Any]:
     """The architecture of a checkpoint and its config.
 
     Raises:
-        ModelFileError: the architecture is not supported, or the config lacks an entry or has one that cannot be.
+        ModelFileError: The architecture is not supported, or the config lacks an entry or has one that cannot be.
     """
     checked = checked_config(raw)
     architecture, name = find(checked)

@@ -39,7 +39,7 @@ def check_square(raw: Raw) -> None:
     """Refuses images and patches that are not square.
 
     Raises:
-        ModelFileError: they are not square.
+        ModelFileError: They are not square.
     """
     for name in ("image_size", "patch_size"):
         if not isinstance(raw.get(name, 0), int):

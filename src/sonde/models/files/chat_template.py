@@ -36,7 +36,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
     """The text of a template.
 
     Raises:
-        ModelFileError: the template refuses the messages, or does not end within some seconds and some memory.
+        ModelFileError: The template refuses the messages, or does not end within some seconds and some memory.
     """
     sandbox = _extras.load("jinja2.sandbox", extra="models", purpose="A chat template")
     nodes = _extras.load("jinja2.nodes", extra="models", purpose="A chat template")

@@ -50,7 +50,7 @@ def read_file(path: Path) -> tuple[dict[str, Any], Tensors, Tokenizer | None]:
     """The config, the tensors and the tokenizer of a file, as from a Hugging Face folder.
 
     Raises:
-        ModelFileError: the file is not a GGUF file, was truncated, or its architecture is not supported.
+        ModelFileError: The file is not a GGUF file, was truncated, or its architecture is not supported.
     """
     with opened(path) as file:
         if file.read(4) != b"GGUF":

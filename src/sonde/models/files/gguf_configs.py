@@ -92,7 +92,7 @@ def config_of(fields: Fields, tensors: Tensors, where: str) -> dict[str, Any]:
         where: The file, for messages.
 
     Raises:
-        ModelFileError: the architecture is not supported, or an entry is missing.
+        ModelFileError: The architecture is not supported, or an entry is missing.
     """
     architecture = fields.get("general.architecture")
     if architecture not in FORMS:

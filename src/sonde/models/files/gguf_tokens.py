@@ -21,7 +21,7 @@ def tokenizer_of(fields: dict[str, Any]) -> Tokenizer | None:
     """The tokenizer of a file; None if it has none.
 
     Raises:
-        ModelFileError: its kind is unknown.
+        ModelFileError: Its kind is unknown.
     """
     kind = fields.get("tokenizer.ggml.model")
     if kind is None or "tokenizer.ggml.tokens" not in fields:

@@ -51,7 +51,7 @@ def read_folder(folder: Path) -> Tensors:
     """The tensors of a folder: of `model.safetensors`, or of the files that an index names.
 
     Raises:
-        ModelFileError: there is no safetensors file, one that the index names is missing, or one cannot be read.
+        ModelFileError: There is no safetensors file, one that the index names is missing, or one cannot be read.
     """
     index = folder / _INDEX
     if index.exists():
@@ -96,7 +96,7 @@ def read_file(path: Path) -> Tensors:
     """The tensors of a file. Nothing but the header is read.
 
     Raises:
-        ModelFileError: the file is not a safetensors file, was truncated, or has an unknown dtype.
+        ModelFileError: The file is not a safetensors file, was truncated, or has an unknown dtype.
     """
     with opened(path) as file:
         size = path.stat().st_size
@@ -208,7 +208,7 @@ def write_file(path: Path, entries: Iterable[tuple[str, Any, Any]]) -> None:
     """Writes a file, one tensor at a time; the file gets its name when it is complete.
 
     Raises:
-        ModelFileError: the format has no name for a dtype.
+        ModelFileError: The format has no name for a dtype.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # what `transformers` expects to find there
     entries, offset = list(entries), 0

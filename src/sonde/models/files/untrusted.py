@@ -50,7 +50,7 @@ def opened(path: Path) -> BinaryIO:
     """A file, opened for reading.
 
     Raises:
-        ModelFileError: it is something else than a file, such as a pipe, which may never answer.
+        ModelFileError: It is something else than a file, such as a pipe, which may never answer.
     """
     if path.exists() and not path.is_file():
         raise ModelFileError(f"{path} is not a file.")
@@ -66,7 +66,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
-        ModelFileError: it is too large, not JSON, or not an object.
+        ModelFileError: It is too large, not JSON, or not an object.
     """
     with opened(path) as file:
         data = file.read(LARGEST_JSON + 1)
@@ -79,7 +79,7 @@ def parse_object(data: bytes, where: str | Path) -> dict[str, Any]:
     """The object that JSON describes; an entry that is there twice is an error.
 
     Raises:
-        ModelFileError: it is not JSON, not an object, or has too many entries.
+        ModelFileError: It is not JSON, not an object, or has too many entries.
     """
     if data.count(b",") > _MOST_ENTRIES:  # an entry takes far more memory than its text
         raise ModelFileError(f"{where} has more than {_MOST_ENTRIES} entries.")
@@ -106,7 +106,7 @@ def inside(folder: Path, name: Any, where: str | Path) -> Path:
     Links are followed: the cache of Hugging Face consists of them.
 
     Raises:
-        ModelFileError: the name is not that of a file in the folder.
+        ModelFileError: The name is not that of a file in the folder.
     """
     if isinstance(name, str) and name and "\0" not in name:
         both = PurePosixPath(name), PureWindowsPath(name)
@@ -162,7 +162,7 @@ def checked_config(raw: Any) -> dict[str, Any]:
     `null` is left out where it says no more than a missing entry.
 
     Raises:
-        ModelFileError: an entry cannot be what it is; the message names it.
+        ModelFileError: An entry cannot be what it is; the message names it.
     """
     if not isinstance(raw, Mapping):
         raise ModelFileError(f"a config must be an object, got {_kind(raw)}.")

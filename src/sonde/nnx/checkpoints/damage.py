@@ -16,7 +16,7 @@ def readable(path: str) -> Iterator[None]:
     """A context for the calls of a library that read a checkpoint.
 
     Raises:
-        ValueError: the checkpoint is damaged.
+        ValueError: The checkpoint is damaged.
     """
     try:
         yield

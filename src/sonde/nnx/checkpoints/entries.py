@@ -67,8 +67,8 @@ def entries_of(node: object, only: Filter = ..., rename: Rename | None = None) -
         rename: From `path/of/the/variable` in the model to its name in a checkpoint.
 
     Raises:
-        TypeError: there is nothing to store.
-        ValueError: two entries would have the same name.
+        TypeError: There is nothing to store.
+        ValueError: Two entries would have the same name.
     """
     state = split_merge.state(node)
     if not isinstance(state, State):

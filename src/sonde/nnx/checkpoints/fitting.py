@@ -67,7 +67,7 @@ def match(
         cast: Accept other dtypes.
 
     Raises:
-        ValueError: something does not fit. Names all paths.
+        ValueError: Something does not fit. Names all paths.
     """
     matches: list[Match] = []
     missing: list[str] = []

@@ -44,7 +44,7 @@ def write(path: str, entries: list[Entry], *, pure: bool, overwrite: bool) -> No
     where a directory cannot be renamed in one step, it is still removed first.
 
     Raises:
-        FileExistsError: something exists at the path.
+        FileExistsError: Something exists at the path.
     """
     ocp = _orbax()
     if not overwrite and "://" not in path and os.path.exists(path):

@@ -39,7 +39,7 @@ def like(value: Any, wanted: Any, *, path: str) -> Any:
         path: For messages.
 
     Raises:
-        ValueError: the keys belong to a random generator other than the model's.
+        ValueError: The keys belong to a random generator other than the model's.
     """
     sharding = sharding_of(wanted)
     if is_key(wanted):

@@ -56,8 +56,8 @@ def write(path: str, entries: list[Entry], *, overwrite: bool) -> None:
     """Writes a file.
 
     Raises:
-        FileExistsError: something exists at the path.
-        ValueError: the format cannot hold an array.
+        FileExistsError: Something exists at the path.
+        ValueError: The format cannot hold an array.
     """
     save_file = _safetensors("safetensors.numpy").save_file
     if not overwrite and os.path.exists(path):
@@ -91,7 +91,7 @@ def describe(path: str) -> dict[Name, jax.ShapeDtypeStruct]:
     """Names, shapes and dtypes of what a file has; random keys as the numbers inside.
 
     Raises:
-        ValueError: an array has a dtype that cannot be read.
+        ValueError: An array has a dtype that cannot be read.
     """
     entries = {}
     with _opened(path) as file:

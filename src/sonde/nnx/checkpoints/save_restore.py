@@ -59,10 +59,10 @@ def save(
         rename: From `path/of/a/variable` in the model to its name in the checkpoint.
 
     Raises:
-        ModuleNotFoundError: the package for the format is not installed. The message names the extra.
-        FileExistsError: something exists at the path, and `overwrite` is False.
+        ModuleNotFoundError: The package for the format is not installed. The message names the extra.
+        FileExistsError: Something exists at the path, and `overwrite` is False.
         TypeError: `node` holds nothing to store.
-        ValueError: two Variables get the same name, or the format cannot hold an array.
+        ValueError: Two Variables get the same name, or the format cannot hold an array.
 
     Example:
         >>> import tempfile
@@ -111,9 +111,9 @@ def restore(
         `node`.
 
     Raises:
-        ModuleNotFoundError: the package for the format is not installed. The message names the extra.
-        FileNotFoundError: there is no checkpoint at the path.
-        ValueError: the checkpoint is damaged, or does not fit. Names what is missing, what is not expected, and what
+        ModuleNotFoundError: The package for the format is not installed. The message names the extra.
+        FileNotFoundError: There is no checkpoint at the path.
+        ValueError: The checkpoint is damaged, or does not fit. Names what is missing, what is not expected, and what
             has another shape or dtype.
 
     Example:
@@ -163,9 +163,9 @@ def contents(path: PathLike) -> dict[str, jax.ShapeDtypeStruct]:
         path: A file if it ends in `.safetensors`, else a directory.
 
     Raises:
-        ModuleNotFoundError: the package for the format is not installed. The message names the extra.
-        FileNotFoundError: there is no checkpoint at the path.
-        ValueError: the checkpoint is damaged.
+        ModuleNotFoundError: The package for the format is not installed. The message names the extra.
+        FileNotFoundError: There is no checkpoint at the path.
+        ValueError: The checkpoint is damaged.
     """
     path = os.fspath(path)
     stored = _format(path).describe(path)
@@ -181,9 +181,9 @@ def read(path: PathLike) -> dict[Any, Any]:
         path: A file if it ends in `.safetensors`, else a directory.
 
     Raises:
-        ModuleNotFoundError: the package for the format is not installed. The message names the extra.
-        FileNotFoundError: there is no checkpoint at the path.
-        ValueError: the checkpoint is damaged.
+        ModuleNotFoundError: The package for the format is not installed. The message names the extra.
+        FileNotFoundError: There is no checkpoint at the path.
+        ValueError: The checkpoint is damaged.
 
     Example:
         >>> import tempfile

@@ -34,7 +34,7 @@ def first_from(*values: Any, error_msg: str) -> Any:
     """The first value that is not None.
 
     Raises:
-        ValueError: all are None; with `error_msg` as its message.
+        ValueError: All are None; with `error_msg` as its message.
 
     Example:
         >>> first_from(None, 0, 2, error_msg="give a number")

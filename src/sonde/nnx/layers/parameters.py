@@ -104,7 +104,7 @@ def chosen(layer: Module, option: str, in_call: bool | None, in_constructor: boo
     """The value of an option: the one from the call, or else the one from the constructor.
 
     Raises:
-        ValueError: neither gives one.
+        ValueError: Neither gives one.
     """
     if in_call is not None:
         return in_call

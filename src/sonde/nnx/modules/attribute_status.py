@@ -76,7 +76,7 @@ def check_no_marks_inside(node: object, name: str | int, value: object) -> None:
     """Checks that a container which is assigned to an attribute holds no value marked by `data` or `static`.
 
     Raises:
-        ValueError: it does; the mark would have no effect.
+        ValueError: It does; the mark would have no effect.
     """
     if kind_of(value) != CONTAINER or not value:
         return

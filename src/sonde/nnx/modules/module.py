@@ -98,7 +98,7 @@ class Module(Pytree, metaclass=ModuleMeta):
             Whether the value was recorded.
 
         Raises:
-            ValueError: the attribute exists and is not a Variable of that type.
+            ValueError: The attribute exists and is not a Variable of that type.
         """
         variable_type = _variable_type(variable_type)
         combine = None if reduce_fn is _append else reduce_fn
@@ -137,7 +137,7 @@ class Module(Pytree, metaclass=ModuleMeta):
             capture_noop: Whether to do nothing outside a capture; None: as the flag `nnx_sow_capture_noop` says.
 
         Raises:
-            ValueError: the attribute exists and is not a Variable of that type.
+            ValueError: The attribute exists and is not a Variable of that type.
         """
         variable_type = _variable_type(variable_type)
         perturbed = module_sites.perturb(self, name, value, variable_type)
@@ -192,7 +192,7 @@ class Module(Pytree, metaclass=ModuleMeta):
             **attributes: The attributes.
 
         Raises:
-            ValueError: no chosen Module has an attribute of that name. Nothing is set then.
+            ValueError: No chosen Module has an attribute of that name. Nothing is set then.
         """
         matches = [to_predicate(f) for f in filters] or [to_predicate(True)]
         # Collected before anything is set, because a setter may change the structure that is walked.
@@ -291,7 +291,7 @@ def set_existing_attributes(modules: list[Any], attributes: dict[str, Any], *, r
     """Sets attributes of the Modules that have them.
 
     Raises:
-        ValueError: no Module has an attribute of that name and `raise_if_not_found` is True. Nothing is set then.
+        ValueError: No Module has an attribute of that name and `raise_if_not_found` is True. Nothing is set then.
     """
     missing = [name for name in attributes if not any(hasattr(module, name) for module in modules)]
     if missing and raise_if_not_found:

@@ -113,7 +113,7 @@ class PytreeMeta(abc.ABCMeta):
             """Makes an object, and checks it after `__init__`.
 
             Raises:
-                ValueError: a plain list or dict among its static attributes was filled with data after it was assigned.
+                ValueError: A plain list or dict among its static attributes was filled with data after it was assigned.
             """
             made_object = super().__call__(*args, **kwargs)
             for value in attributes(made_object).values() if isinstance(made_object, _Slotted) else ():
@@ -243,7 +243,7 @@ class Pytree(_Slotted, Rendered, metaclass=PytreeMeta):
         """The status that an attribute gets when `value` is assigned.
 
         Raises:
-            ValueError: the value holds data and the attribute is static; or `nnx.data` or `nnx.static` marks what is
+            ValueError: The value holds data and the attribute is static; or `nnx.data` or `nnx.static` marks what is
                 inside of the value.
         """
         if not self._is_pytree:  # the walk looks into every attribute
@@ -445,8 +445,8 @@ def check_pytree(pytree: object) -> None:
     """Checks that no static attribute of a Pytree holds data, which can happen by writing to `vars(obj)`.
 
     Raises:
-        TypeError: it is not a Pytree.
-        ValueError: a static attribute holds data.
+        TypeError: It is not a Pytree.
+        ValueError: A static attribute holds data.
     """
     if not isinstance(pytree, Pytree):
         raise TypeError(f"nnx.check_pytree takes an nnx.Pytree, got a {type(pytree).__name__}.")

@@ -93,7 +93,7 @@ def get_repr(obj: Any) -> str:
     """The text of an object that has `__nnx_repr__`.
 
     Raises:
-        TypeError: the first thing it yields is not an `Object`.
+        TypeError: The first thing it yields is not an `Object`.
     """
     entries = iter(obj.__nnx_repr__())
     head = next(entries, None)

@@ -32,7 +32,7 @@ def view(
         **kwargs: What to give to `set_view`; each Module gets the keywords it takes.
 
     Raises:
-        ValueError: no Module takes one of the keywords.
+        ValueError: No Module takes one of the keywords.
 
     Example:
         >>> from sonde import nnx
@@ -85,7 +85,7 @@ def with_attributes(
         **attributes: The attributes.
 
     Raises:
-        ValueError: no chosen Module has an attribute of that name.
+        ValueError: No chosen Module has an attribute of that name.
     """
     matches = to_predicate(only)
     chosen: list[Any] = []

@@ -221,7 +221,7 @@ def with_rngs(
         graph_updates: Accepted as False or None.
 
     Raises:
-        ValueError: two of `split`, `broadcast` and `fork` name the same stream; `...` names none.
+        ValueError: Two of `split`, `broadcast` and `fork` name the same stream; `...` names none.
     """
     if graph_updates:
         raise ValueError("with_rngs returns a copy; graph_updates=True is not supported.")
@@ -276,7 +276,7 @@ def reseed(
         **stream_keys: Seeds by the name of the stream. Streams with the same name get different keys.
 
     Raises:
-        ValueError: a stream holds an array of keys and the policy is "scalars_only". Nothing is changed then.
+        ValueError: A stream holds an array of keys and the policy is "scalars_only". Nothing is changed then.
     """
     sources = {
         name: RngStream(seed.key.get_value() if isinstance(seed, RngStream) else as_key(seed), tag=name)

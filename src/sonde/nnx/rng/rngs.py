@@ -99,7 +99,7 @@ def as_key(value: object) -> jax.Array:
     """A typed key from a seed, a typed key or an old-style one.
 
     Raises:
-        ValueError: it is none of them.
+        ValueError: It is none of them.
     """
     if isinstance(value, Variable):
         value = value.get_value()
@@ -142,8 +142,8 @@ class RngStream(_KeySource):
         """A new key.
 
         Raises:
-            ValueError: the stream was split and is called outside a function mapped over it.
-            TraceContextError: the stream was made at another trace level.
+            ValueError: The stream was split and is called outside a function mapped over it.
+            TraceContextError: The stream was made at another trace level.
         """
         # Counting at another level would be lost, and the next call would give the same key.
         self.count._check_level()

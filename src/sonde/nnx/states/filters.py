@@ -31,7 +31,7 @@ def to_predicate(filter: Filter) -> Predicate:
     """The function of (path, value) that a filter stands for.
 
     Raises:
-        TypeError: it is none of the known forms.
+        TypeError: It is none of the known forms.
 
     Example:
         >>> from sonde import nnx
@@ -60,7 +60,7 @@ def filters_to_predicates(filters: Sequence[Filter]) -> tuple[Predicate, ...]:
     """The predicates of filters, which are tried in order.
 
     Raises:
-        ValueError: a filter that matches everything comes before another one, which could then match nothing.
+        ValueError: A filter that matches everything comes before another one, which could then match nothing.
     """
     for i, filter in enumerate(filters):
         later_filters = filters[i + 1 :]

@@ -91,7 +91,7 @@ class FlatState(Rendered, Sequence[tuple[PathParts, V]], Generic[V]):
         """One part per filter; each leaf goes to the first filter that matches it.
 
         Raises:
-            ValueError: a leaf is matched by no filter.
+            ValueError: A leaf is matched by no filter.
         """
         groups = split_flat(self, (first, *filters))
         return groups[0] if len(groups) == 1 else groups
@@ -323,7 +323,7 @@ def split_flat(flat: Iterable[tuple[PathParts, Any]], filters: Sequence[Filter])
     """One flat state per filter; each leaf goes to the first filter that matches it.
 
     Raises:
-        ValueError: a leaf is matched by no filter.
+        ValueError: A leaf is matched by no filter.
     """
     *groups, unmatched = group_flat(flat, filters_to_predicates(filters))
     if len(unmatched):
@@ -361,7 +361,7 @@ def split_state(state: Mapping[Any, Any], first: Filter, /, *filters: Filter) ->
     """One State per filter; each leaf goes to the first filter that matches it. A single State for a single filter.
 
     Raises:
-        ValueError: a leaf is matched by no filter.
+        ValueError: A leaf is matched by no filter.
 
     Example:
         >>> from sonde import nnx
@@ -382,7 +382,7 @@ def merge_state(state: Mapping[Any, Any], /, *states: Mapping[Any, Any], cls: Ca
     """One State with the leaves of all; where several have a leaf, the last wins.
 
     Raises:
-        ValueError: a path is a leaf in one state and an inner node in another.
+        ValueError: A path is a leaf in one state and an inner node in another.
     """
     if not states:
         return state if isinstance(state, State) and cls is State else _wrap(_nested(state), cls)
@@ -470,7 +470,7 @@ def replace_by_pure_dict(
         replace_fn: Makes the new leaf from the old one and the value.
 
     Raises:
-        ValueError: the dicts have a path that the state does not. Nothing is changed then.
+        ValueError: The dicts have a path that the state does not. Nothing is changed then.
     """
     replace = replace_fn or _replaced
     leaves_by_text = {tuple(map(str, path)): (path, leaf) for path, leaf in to_flat_state(state)}

@@ -53,7 +53,7 @@ def build(
         remember: Whether to add new objects to `known`; needed if the definition has references.
 
     Raises:
-        ValueError: the state lacks leaves, or has leaves that the definition does not.
+        ValueError: The state lacks leaves, or has leaves that the definition does not.
     """
     known = {} if known is None else known
     builder = _Builder(leaves, known, recreate, prototypes, remember)
@@ -240,7 +240,7 @@ def collect(definition: Definition, state: object) -> list[Any]:
     """The leaves of a state in the order that `build` needs.
 
     Raises:
-        ValueError: the state lacks leaves, or has leaves that the definition does not.
+        ValueError: The state lacks leaves, or has leaves that the definition does not.
     """
     tag = definition[0]
     if tag in (VARIABLE, ARRAY):

@@ -89,7 +89,7 @@ def current_update_context(tag: Hashable, /) -> UpdateContext:
     """The innermost open update context of that name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: There is none.
     """
     for context in reversed(_open.contexts):
         if context.tag == tag:
@@ -173,7 +173,7 @@ def merge_context(ctxtag: Hashable = None, inner: bool | None = None) -> Iterato
         inner: In an update context, True for the copies inside the transform, False for the objects outside.
 
     Raises:
-        ValueError: only one of the two is given.
+        ValueError: Only one of the two is given.
     """
     if (ctxtag is None) != (inner is None):
         raise ValueError(f"merge_context takes both ctxtag and inner, or neither; got {ctxtag!r} and {inner!r}.")

@@ -78,7 +78,7 @@ def with_vars(
         allow_duplicates: Whether a Variable may occur twice.
 
     Raises:
-        ValueError: a Variable occurs twice, and that was not allowed.
+        ValueError: A Variable occurs twice, and that was not allowed.
     """
     if mutable is False:
         raise ValueError("with_vars(mutable=False): Sonde's Variables can always be changed at their trace level.")

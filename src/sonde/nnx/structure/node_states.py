@@ -61,7 +61,7 @@ class NodeStates:
         """The structure.
 
         Raises:
-            ValueError: it was made of states or prefixes alone.
+            ValueError: It was made of states or prefixes alone.
         """
         if self._graphdef is None:
             raise ValueError("This NodeStates was made of states or prefixes alone: it has no graphdef.")
@@ -72,7 +72,7 @@ class NodeStates:
         """The only state.
 
         Raises:
-            ValueError: there are several.
+            ValueError: There are several.
         """
         if len(self.states) != 1:
             raise ValueError(f"This NodeStates has {len(self.states)} states: ask for `states`.")
@@ -128,7 +128,7 @@ def to_tree(
         check_aliasing: Whether a Variable that is visited under two different values of the prefix is an error.
 
     Raises:
-        ValueError: a shared Variable has two prefixes, or no update context of that name is open.
+        ValueError: A shared Variable has two prefixes, or no update context of that name is open.
 
     Example:
         >>> import jax

@@ -23,7 +23,7 @@ def pop(node: object, *filters: Filter) -> Any:
         *filters: Which leaves to take.
 
     Raises:
-        ValueError: there is no filter, or a leaf sits in something that cannot be changed, such as a tuple.
+        ValueError: There is no filter, or a leaf sits in something that cannot be changed, such as a tuple.
 
     Example:
         >>> from sonde import nnx

@@ -190,7 +190,7 @@ def split(node: object, *filters: Filter, graph: bool | None = None) -> Any:
         A GraphDef and one State per filter.
 
     Raises:
-        ValueError: a leaf is matched by no filter, or the object is not a tree and `graph` is False.
+        ValueError: A leaf is matched by no filter, or the object is not a tree and `graph` is False.
 
     Example:
         >>> from sonde import nnx
@@ -345,7 +345,7 @@ def merge(
         recreate_variables: Whether a bare value in place of a Variable is wrapped in a new one.
 
     Raises:
-        ValueError: the leaves do not fit the structure.
+        ValueError: The leaves do not fit the structure.
     """
     if isinstance(graphdef_or_graphstate, GraphState):
         states = (graphdef_or_graphstate, *states)

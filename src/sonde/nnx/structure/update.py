@@ -30,8 +30,8 @@ def update(node: object, state: object, /, *states: Any) -> None:
         *states: More of them.
 
     Raises:
-        ValueError: a path leads into something that cannot be changed.
-        TraceContextError: a Variable was made at another trace level.
+        ValueError: A path leads into something that cannot be changed.
+        TraceContextError: A Variable was made at another trace level.
     """
     if isinstance(node, Variable):
         return _write(node, lone_leaf((state, *states)) if states else state)

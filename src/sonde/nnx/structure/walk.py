@@ -81,7 +81,7 @@ def walk(
             mode), children before parents.
 
     Raises:
-        ValueError: with `graph=False`, a Variable occurs twice, or an object contains itself.
+        ValueError: With `graph=False`, a Variable occurs twice, or an object contains itself.
     """
     walker = _Walker(root, graph, verb, numbers, {} if seen is None else seen, everything)
     walker.found.definition = walker.visit_node(root, (), again=True) if again else walker.visit_data(root, ())

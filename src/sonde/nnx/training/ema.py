@@ -57,7 +57,7 @@ class EMA(Pytree):
             updates: The model, or a State of it.
 
         Raises:
-            ValueError: it lacks a Variable that is averaged.
+            ValueError: It lacks a Variable that is averaged.
         """
         new_leaves = dict(to_flat_state(split_merge.state(updates, self.filter, graph=self.graph)))
         for path, average in to_flat_state(self.params):

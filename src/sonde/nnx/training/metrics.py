@@ -108,8 +108,8 @@ class Average(_Sums):
             **kwargs: The values, under the name given as `argname`; others are ignored.
 
         Raises:
-            TypeError: the values are missing.
-            ValueError: the mask has another shape than the values.
+            TypeError: The values are missing.
+            ValueError: The mask has another shape than the values.
         """
         values = self._values(kwargs)
         if mask is None:
@@ -167,7 +167,7 @@ class Accuracy(Average):
             **_: Other arguments are ignored.
 
         Raises:
-            ValueError: shapes or dtype do not fit.
+            ValueError: Shapes or dtype do not fit.
         """
         logits, labels = jnp.asarray(logits), jnp.asarray(labels)
         threshold = self.threshold
@@ -225,7 +225,7 @@ class Welford(_Sums):
             **kwargs: The values, under the name given as `argname`; others are ignored.
 
         Raises:
-            TypeError: the values are missing.
+            TypeError: The values are missing.
         """
         values = self._values(kwargs, jnp.float32)
         before, mean = self.count[...], self.mean[...]

@@ -109,8 +109,8 @@ class Optimizer(Pytree, Generic[M]):
             The changes of the parameters, as a State of arrays.
 
         Raises:
-            TypeError: only one argument is given.
-            ValueError: a parameter has no gradient, or one of another shape.
+            TypeError: Only one argument is given.
+            ValueError: A parameter has no gradient, or one of another shape.
         """
         if grads is _MISSING:
             raise TypeError(
@@ -183,7 +183,7 @@ def _checked_gradients(grads: object, params: object, wrt: Filter) -> Any:
     """The gradients of the parameters, in the same form; other gradients are left out.
 
     Raises:
-        ValueError: one is missing or has another shape; the first few are named.
+        ValueError: One is missing or has another shape; the first few are named.
     """
     have, want = dict(_leaves(grads)), dict(_leaves(params))
     problems = [f"{p} is missing" for p in want if p not in have]

@@ -39,7 +39,7 @@ def cond(
         graph_updates: Whether the function may change the structure of its arguments. None: the current setting.
 
     Raises:
-        TypeError: the two functions return different forms of output.
+        TypeError: The two functions return different forms of output.
 
     Example:
         >>> from sonde import nnx
@@ -73,7 +73,7 @@ def switch(
         graph_updates: Whether the function may change the structure of its arguments. None: the current setting.
 
     Raises:
-        TypeError: the functions return different forms of output.
+        TypeError: The functions return different forms of output.
     """
     taken = take("switch", mode(graph, graph_updates), operands, label="operands")
     agreed = _agreed(taken, {f"branches[{i}]": f for i, f in enumerate(branches)})

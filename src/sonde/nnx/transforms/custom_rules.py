@@ -65,7 +65,7 @@ def custom_vjp(
         returns a tuple of cotangents, one for each other argument.
 
     Raises:
-        ValueError: a `DiffState` is given without graph updates.
+        ValueError: A `DiffState` is given without graph updates.
 
     Example:
         >>> from sonde import nnx

@@ -74,7 +74,7 @@ def grad(
         graph updates and without a filter it is a Module.
 
     Raises:
-        TypeError: a value to differentiate has no gradient, such as a random key; use `wrt`.
+        TypeError: A value to differentiate has no gradient, such as a random key; use `wrt`.
         ValueError: `graph` is False and a Variable occurs twice; or an argument is named twice; or a shared Variable is
             differentiated at one of its paths and not at another; or there is a `DiffState` without graph updates.
 
@@ -203,7 +203,7 @@ def _chosen(taken: Taken, targets: list[_Target]) -> list[int]:
     """The leaves to differentiate with respect to.
 
     Raises:
-        ValueError: a shared leaf is chosen at one of its paths and not at another.
+        ValueError: A shared leaf is chosen at one of its paths and not at another.
     """
     by_name = {taken.structure.names[target.argnum]: target for target in targets}
     chosen: dict[int, tuple[bool | None, Path]] = {}

@@ -211,7 +211,7 @@ class Spread:
             parts: A dict that gets the part of every node, by index.
 
         Raises:
-            ValueError: the prefix does not fit, or a shared Variable has two values.
+            ValueError: The prefix does not fit, or a shared Variable has two values.
         """
         values: list[Any] = [_UNSET] * len(leaves)
         first_paths: dict[int, Path] = {}
@@ -267,7 +267,7 @@ def prefix(
         graph: True allows shared references, False demands a tree. None: the current mode.
 
     Raises:
-        ValueError: a leaf is matched by no filter.
+        ValueError: A leaf is matched by no filter.
 
     Example:
         >>> from sonde import nnx

@@ -467,7 +467,7 @@ def take(
         static: Positions of arguments that are not traced.
 
     Raises:
-        ValueError: the mode demands trees, and a Variable occurs twice.
+        ValueError: The mode demands trees, and a Variable occurs twice.
     """
     keywords = tuple(sorted(kwargs)) if kwargs else ()
     for i in as_indices(static, len(args)) if static != () else ():

@@ -47,7 +47,7 @@ def while_loop(
         The last value, made of the Variables of `init_val`; with graph updates, of its Modules too.
 
     Raises:
-        ValueError: the body returns something of another form, or other Variables; or `graph` is False and a Variable
+        ValueError: The body returns something of another form, or other Variables; or `graph` is False and a Variable
             occurs twice.
 
     Example:
@@ -97,7 +97,7 @@ def fori_loop(
         The last value, made of the Variables of `init_val`; with graph updates, of its Modules too.
 
     Raises:
-        ValueError: see `nnx.while_loop`.
+        ValueError: See `nnx.while_loop`.
     """
     taken = take("fori_loop", mode(graph, graph_updates), (init_val,), names=("init_val",))
     lower, upper = raw(lower), raw(upper)
@@ -168,8 +168,8 @@ def returned(entered: Entered, out: object, carried: Sequence[int], name: str) -
         name: The argument that is carried.
 
     Raises:
-        ValueError: it has another form, or other Variables, than the carry that the iteration was given.
-        TypeError: it has another form, with graph updates: in `fori_loop`, and in `scan` unless it is another object.
+        ValueError: It has another form, or other Variables, than the carry that the iteration was given.
+        TypeError: It has another form, with graph updates: in `fori_loop`, and in `scan` unless it is another object.
     """
     verb, mode = entered.verb, entered.mode
     walked = walk(NamedValues((name,), (out,)), graph=mode.graph, verb=verb, numbers=True)

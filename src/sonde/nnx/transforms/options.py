@@ -58,7 +58,7 @@ def refuse_bound_method(verb: str, fn: Callable[..., Any]) -> None:
     """Refuses a method of a Module instance: the Module would be closed over, and its Variables could not change.
 
     Raises:
-        ValueError: it is a bound method.
+        ValueError: It is a bound method.
     """
     if inspect.ismethod(fn) and isinstance(fn.__self__, Pytree):
         cls, name = type(fn.__self__).__name__, fn.__name__
@@ -72,7 +72,7 @@ def positional(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     """Turns keyword arguments into positional ones, for transforms that know arguments by position.
 
     Raises:
-        TypeError: a keyword has no position.
+        TypeError: A keyword has no position.
     """
     if not kwargs:
         return args

@@ -112,7 +112,7 @@ def settle(
         output_only: Leave the caller's objects alone.
 
     Raises:
-        TraceContextError: an object may not be changed here. Nothing is changed then.
+        TraceContextError: An object may not be changed here. Nothing is changed then.
     """
     lists, outcome = result
     built, news = outcome.split(lists)

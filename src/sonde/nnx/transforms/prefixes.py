@@ -55,7 +55,7 @@ class ByFilter:
         """The value for a Variable at a path.
 
         Raises:
-            ValueError: no filter matches.
+            ValueError: No filter matches.
         """
         for matches, value in zip(self._predicates, self.for_filters):
             if matches(path, variable):
@@ -195,7 +195,7 @@ def _refuse_prefixes(verb: str, what: str, prefix: Prefix | DiffState | Sequence
         mode: The mode.
 
     Raises:
-        ValueError: it holds filters and graph updates are off, or nodes and they are on, or a Variable.
+        ValueError: It holds filters and graph updates are off, or nodes and they are on, or a Variable.
     """
     special_leaves = [x for x in jax.tree.leaves(prefix, is_leaf=_is_special) if _is_special(x)]
     for x in special_leaves:

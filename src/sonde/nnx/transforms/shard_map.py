@@ -41,7 +41,7 @@ def shard_map(
         graph_updates: Whether the function may change the structure of its arguments. None: the current setting.
 
     Raises:
-        ValueError: the specs do not fit the arguments, or `graph` is False and a Variable occurs twice.
+        ValueError: The specs do not fit the arguments, or `graph` is False and a Variable occurs twice.
 
     Example:
         >>> import jax, jax.numpy as jnp

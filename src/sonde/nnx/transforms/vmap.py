@@ -58,7 +58,7 @@ def vmap(
         graph_updates: Whether the function may change the structure of its arguments. None: the current setting.
 
     Raises:
-        ValueError: the axes do not fit the arguments, or `graph` is False and a Variable occurs twice.
+        ValueError: The axes do not fit the arguments, or `graph` is False and a Variable occurs twice.
 
     Example:
         >>> from sonde import nnx

@@ -101,7 +101,7 @@ def write_through(variable: Variable[Any], value: object) -> None:
     """Writes a value into a Variable's references, or gives the Variable new ones if the value has another form.
 
     Raises:
-        TraceContextError: the value has another form, and the Variable may be a copy of one outside the trace.
+        TraceContextError: The value has another form, and the Variable may be a copy of one outside the trace.
     """
     held, level = variable._cell.value, trace_level()
     leaves = jax.tree.leaves(held)

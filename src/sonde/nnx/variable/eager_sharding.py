@@ -96,7 +96,7 @@ def place(
     """Places every array in `value` as `out_sharding` says.
 
     Raises:
-        ValueError: no mesh is given, and none is set.
+        ValueError: No mesh is given, and none is set.
     """
     if isinstance(out_sharding, (Sharding, Format)):
         return _constrain(value, out_sharding)

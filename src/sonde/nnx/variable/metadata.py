@@ -113,7 +113,7 @@ class Metadata(Mapping[str, Any]):
         """A copy without one entry.
 
         Raises:
-            KeyError: there is no such entry.
+            KeyError: There is no such entry.
         """
         entries = dict(self._entries)
         del entries[name]

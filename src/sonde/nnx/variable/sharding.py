@@ -139,7 +139,7 @@ def remove_axis(tree: A, index: int, transform_metadata: Mapping[str, Any]) -> A
     """Takes an axis out of the metadata of all Variables of a pytree, in place, and runs their hooks; see `add_axis`.
 
     Raises:
-        ValueError: the axis at that index has another name.
+        ValueError: The axis at that index has another name.
     """
 
     def take_out(axes: list[Any], name: str | None) -> None:

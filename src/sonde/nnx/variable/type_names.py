@@ -22,7 +22,7 @@ def register_variable_name(name: str, typ: type[Variable[Any]] | None = None, *,
     """Registers a Variable type under a name; without a type, returns a decorator.
 
     Raises:
-        ValueError: the name belongs to another type and `overwrite` is False.
+        ValueError: The name belongs to another type and `overwrite` is False.
 
     Example:
         >>> from sonde import nnx
@@ -55,7 +55,7 @@ def variable_type_from_name(
         allow_register: Make and register a new type if the name is unknown.
 
     Raises:
-        ValueError: the name is unknown and `allow_register` is False.
+        ValueError: The name is unknown and `allow_register` is False.
     """
     if name not in _types:
         if not allow_register:
@@ -71,7 +71,7 @@ def variable_name_from_type(typ: type[Variable[Any]], /, *, allow_register: bool
     """The name under which a Variable type is registered.
 
     Raises:
-        ValueError: it is not registered and `allow_register` is False.
+        ValueError: It is not registered and `allow_register` is False.
     """
     for registered_type, name in _names.items():
         if registered_type is typ:

@@ -129,7 +129,7 @@ class Variable(ArrayLike, Rendered, Generic[A]):
         """Replaces the value, after the `on_set_value` hooks; with `index`, the part of it at that index.
 
         Raises:
-            TraceContextError: the Variable was made at another trace level.
+            TraceContextError: The Variable was made at another trace level.
         """
         self._check_level()
         if index is not _MISSING:
@@ -222,7 +222,7 @@ class Variable(ArrayLike, Rendered, Generic[A]):
             exclude_required: Leave out the entries that every Variable has.
 
         Raises:
-            KeyError: there is no such entry and no default.
+            KeyError: There is no such entry and no default.
         """
         if name is None:
             return {k: v for k, v in self._metadata.items() if not (exclude_required and k in REQUIRED)}
@@ -361,7 +361,7 @@ class Variable(ArrayLike, Rendered, Generic[A]):
         """Takes over the value and the metadata of a Variable of the same type.
 
         Raises:
-            ValueError: the other Variable has another type.
+            ValueError: The other Variable has another type.
         """
         if type(other) is not type(self):
             raise ValueError(

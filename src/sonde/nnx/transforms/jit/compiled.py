@@ -113,7 +113,7 @@ def jit(
         A function with the same arguments. It has `lower`, `trace` and `eval_shape`, as with `jax.jit`.
 
     Raises:
-        ValueError: a bound method is given; or, in a call, a Variable of the arguments is returned without graph
+        ValueError: A bound method is given; or, in a call, a Variable of the arguments is returned without graph
             updates, or `graph` is False and a Variable occurs twice.
 
     Example:
@@ -322,7 +322,7 @@ def cached_partial(
         graph_updates: Accepted for compatibility with Flax, as `graph`.
 
     Raises:
-        ValueError: in a call, the function changes the structure of the fixed arguments.
+        ValueError: In a call, the function changes the structure of the fixed arguments.
     """
     del graph, graph_updates
     structure, values = split(cached_args, graph=True)
