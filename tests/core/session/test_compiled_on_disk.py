@@ -14,16 +14,18 @@ PROGRAM = """
 import sys
 import jax, jax.numpy as jnp, sonde
 from sonde.tools import site_gradients
-if sys.argv[1:]:
+if sys.argv[1:] and sys.argv[1]:
     jax.config.update("jax_compilation_cache_dir", sys.argv[1])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+if len(sys.argv) < 3:
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 hits = []
 jax.monitoring.register_event_listener(lambda name, **_: hits.append("cache_hits" in name))
 before = jax.config.jax_compilation_cache_dir
 def f(x):
     return jnp.sum(sonde.sow(jnp.sin(x), "h") ** 2)
 site_gradients(f)(jnp.ones(3))
-print(repr(before), repr(jax.config.jax_compilation_cache_dir), any(hits))
+least = jax.config.jax_persistent_cache_min_compile_time_secs
+print(repr(before), repr(jax.config.jax_compilation_cache_dir), any(hits), least)
 """
 
 
@@ -35,7 +37,7 @@ def run(home: Path, *args: str, **settings: str) -> list[str]:
 
 
 def test_the_next_process_finds_it(tmp_path: Path) -> None:
-    before, folder, hit = run(tmp_path)
+    before, folder, hit, _ = run(tmp_path)
     assert (before, hit) == ("None", "False") and str(tmp_path / "sonde/compiled") in folder
     place = Path(folder.strip("'"))
     entries = [file for file in place.iterdir() if file.is_file()]
@@ -58,3 +60,9 @@ def test_the_switch(tmp_path: Path, how: str) -> None:
     else:
         assert run(tmp_path, SONDE_COMPILED=other)[1].startswith(f"'{other}")
     assert not (tmp_path / "sonde").exists()
+
+
+def test_programs_that_take_less_than_jax_keeps_are_kept_too(tmp_path: Path) -> None:
+    assert float(run(tmp_path, "", "as it is")[3]) < 0.5
+    asked = run(tmp_path, "", "as it is", JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="7")
+    assert float(asked[3]) == 7

@@ -73,7 +73,11 @@ def _cut(item: Item, positions: Sequence[int | None], kept: dict[int, tuple[int,
 def _take(array: Any, rows: np.ndarray, has: Has, at: int) -> Any:
     if not has[at] or array is None or isinstance(array, tuple):
         return array
-    return jnp.take(jnp.asarray(array), rows, axis=sum(has[:at]))
+    array, axis = jnp.asarray(array), sum(has[:at])
+    first, end = int(rows[0]), int(rows[-1]) + 1
+    if end - first == len(rows):  # `only_needed` in tools/execution looks for slices
+        return lax.slice_in_dim(array, first, end, axis=axis)
+    return jnp.take(array, rows, axis=axis)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 """Programs of tools are compiled once and kept on disk, in JAX's persistent cache.
 
-From the first call of a tool on, the cache is on for the process, for programs that take JAX more than a second to
-compile. If a folder is set already (`jax_compilation_cache_dir`), it is used as it is. The environment variable
-`SONDE_COMPILED` names another folder, or is `off`. Each kind of processor has a folder of its own, because compiled
-programs may use instructions that others lack.
+From the first call of a tool on, the cache is on for the process, for programs that take JAX a fifth of a second to
+compile, or as long as `jax_persistent_cache_min_compile_time_secs` says. If a folder is set already
+(`jax_compilation_cache_dir`), it is used as it is. The environment variable `SONDE_COMPILED` names another folder, or
+is `off`. Each kind of processor has a folder of its own, because compiled programs may use instructions that others
+lack.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import jax
 
 VARIABLE, OFF = "SONDE_COMPILED", "off"
 _DAYS = 30  # what was not used for so long is removed
+_MINIMUM = "jax_persistent_cache_min_compile_time_secs"
+_JAX_DEFAULT, _SECONDS = 1.0, 0.2  # programs whose layers are one scan take less than a second
 
 
 @functools.cache
@@ -41,6 +44,8 @@ def keep_on_disk() -> None:
         return
     _remove_unused(folder)
     jax.config.update("jax_compilation_cache_dir", str(folder))
+    if settings[_MINIMUM] == _JAX_DEFAULT:
+        jax.config.update(_MINIMUM, _SECONDS)
 
 
 def _processor() -> str:

@@ -7,6 +7,7 @@ function: only what is stored is computed and leaves the device.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -30,6 +31,7 @@ from sonde.core import (
 )
 from sonde.errors import StoreError
 from sonde.store.format import checksums
+from sonde.tools.execution.needed_iterations import only_needed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +93,7 @@ class BatchProgram:
 
     def __init__(self, wanted: ToStore) -> None:
         self.wanted = wanted
-        self._jitted = JitByStaticPart(self._outcome)
+        self._jitted = JitByStaticPart(lambda rest, arrays: only_needed(functools.partial(self._outcome, rest), arrays))
 
     def __call__(self, batch: Any) -> BatchOutcome:
         """What to store of a batch."""

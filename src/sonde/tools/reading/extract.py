@@ -23,6 +23,7 @@ from sonde.core import (
     static_and_arrays,
     wrapped_like,
 )
+from sonde.tools.execution.needed_iterations import only_needed
 from sonde.tools.execution.record_values import chooses
 
 P = ParamSpec("P")
@@ -82,9 +83,12 @@ def _values(
     rest: StaticPart,
     arrays: list[Any],
 ) -> dict[str, Any]:
-    f, args, kwargs = rest.whole(arrays)
-    _, records = capture(f, *patterns, inside=inside)(*args, **kwargs)
-    return {name: _value(_only(records, pattern)) for pattern, name in zip(patterns, names)}
+    def values(arrays: list[Any]) -> dict[str, Any]:
+        f, args, kwargs = rest.whole(arrays)
+        _, records = capture(f, *patterns, inside=inside)(*args, **kwargs)
+        return {name: _value(_only(records, pattern)) for pattern, name in zip(patterns, names)}
+
+    return only_needed(values, arrays)
 
 
 def _only(records: Records, pattern: Pattern) -> Record:
