@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -45,6 +46,11 @@ class Run:
         part = data[(slice(self.first - start, self.last - start), *(slice(*span) for span in self.columns))]
         return crc_of(part) == self.crc
 
+    @property
+    def row_size(self) -> int:
+        """How many elements it has of each row."""
+        return math.prod(high - low for low, high in self.columns)
+
     def to_json(self) -> list[Any]:
         """As plain lists."""
         return [self.first, self.last, self.crc, *self.columns]
@@ -61,19 +67,18 @@ class Run:
             raise ValueError(f"a run is {data!r}")
         return cls(first, last, tuple((low, high) for low, high in columns), crc)
 
-    @property
-    def size(self) -> int:
-        """How many elements it has."""
-        return (self.last - self.first) * math.prod(high - low for low, high in self.columns)
-
 
 def crc_of(array: np.ndarray, before: int = 0) -> int:
     """The CRC-32C of the numbers of an array, continued from that of others.
 
     Processors have an instruction for it: it takes a third of the time of zlib's CRC-32.
     """
-    crc32c = _extras.load("google_crc32c", extra="store", purpose="A store of activations")
-    return crc32c.extend(before, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return _crc32c().extend(before, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+
+@functools.cache
+def _crc32c() -> Any:
+    return _extras.load("google_crc32c", extra="store", purpose="A store of activations")
 
 
 class Digester:
@@ -126,7 +131,7 @@ class Runs:
     def __init__(self, runs: Iterable[Run], n_rows: int) -> None:
         self._runs = sorted((run for run in runs if run.last <= n_rows), key=lambda run: run.first)
         self._firsts = [run.first for run in self._runs]
-        self.size = sum(run.size for run in self._runs)  # in elements
+        self.size = sum((run.last - run.first) * run.row_size for run in self._runs)  # in elements
         self._longest = max((run.last - run.first for run in self._runs), default=0)
 
     def of(self, first: int, last: int) -> list[Run]:
@@ -134,8 +139,3 @@ class Runs:
         low = bisect.bisect_left(self._firsts, first - self._longest)
         high = bisect.bisect_left(self._firsts, last)
         return [run for run in self._runs[low:high] if run.last > first]
-
-    def around(self, first: int, last: int) -> tuple[int, int]:
-        """The rows to read so that all runs with some of these rows can be verified."""
-        runs = self.of(first, last)
-        return min((run.first for run in runs), default=first), max((run.last for run in runs), default=last)

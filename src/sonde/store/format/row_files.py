@@ -51,6 +51,7 @@ class RowFiles:
     def __init__(self, info: ArrayInfo) -> None:
         self.info = info
         self._itemsize = dtype_of(info).itemsize
+        self._whole_row = [(0, n) for n in info.row]
         self._row_bytes = self._itemsize * math.prod(info.file[1:])
         n_chunks, chunk = info.file[0] // info.chunk_rows, info.chunk_rows * self._row_bytes
         self.start = -(-(16 * n_chunks + 4) // _ALIGNMENT) * _ALIGNMENT
@@ -79,7 +80,7 @@ class RowFiles:
 
     def names(self, first: int, last: int) -> Iterator[tuple[str, Span]]:
         """The files with rows from `first` to before `last`, and which of these rows are in each."""
-        for name, _, (part, *_) in self.parts((first, last), [(0, n) for n in self.info.row]):
+        for name, _, (part, *_) in self.parts((first, last), self._whole_row):
             yield name, (first + part.start, first + part.stop)
 
     def parts(self, rows: Span, columns: Sequence[Span]) -> Iterator[tuple[str, tuple[Span, ...], tuple[slice, ...]]]:
@@ -103,7 +104,7 @@ class RowFiles:
             axis -= 1
         strides = [math.prod(sizes[i + 1 :]) * self._itemsize for i in range(axis + 1)]
         first = self.start + sum(low * stride for (low, _), stride in zip(inside, strides))
-        for index in np.ndindex(*(high - low for low, high in inside[:axis])):
+        for index in itertools.product(*(range(high - low) for low, high in inside[:axis])):
             yield first + sum(i * stride for i, stride in zip(index, strides)), index
 
     def read(self, folder: Path, first: int, last: int, into: np.ndarray) -> None:
@@ -113,7 +114,7 @@ class RowFiles:
             OSError: A file cannot be read.
             ValueError: A file is missing, or too short.
         """
-        for name, inside, part in self.parts((first, last), [(0, n) for n in self.info.row]):
+        for name, inside, part in self.parts((first, last), self._whole_row):
             with _opened(folder, name) as descriptor:
                 for offset, index in self.runs(inside):
                     target = into[part][index]
@@ -128,7 +129,7 @@ def _opened(folder: Path, name: str, flags: int = os.O_RDONLY) -> Iterator[int]:
     # Others may have put something else there: opening a pipe must not wait, and what a link leads to is not written.
     flags |= os.O_NONBLOCK | (0 if flags == os.O_RDONLY else os.O_NOFOLLOW)
     try:
-        descriptor = os.open(folder / name, flags, 0o666)
+        descriptor = os.open(f"{folder}/{name}", flags, 0o666)
     except FileNotFoundError:
         raise ValueError(f"{name} is missing") from None
     try:

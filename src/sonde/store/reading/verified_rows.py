@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import bisect
+import collections
+import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from sonde.errors import StoreError
+from sonde.store.format.digests import Run
 from sonde.store.format.folder import Folder, tensorstore
 from sonde.store.format.manifest import ArrayInfo
 from sonde.store.format.progress import Listed
@@ -17,6 +21,25 @@ from sonde.store.format.zarr_arrays import READ_CACHE, dtype_of, open_array
 
 AT_A_TIME = 1 << 26  # bytes that are read from a bucket before the first of them are used
 IN_CACHE = 1 << 20  # bytes that are read from a disk at a time, and are still in the processor's cache to be verified
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows that are read together.
+
+    Attributes:
+        first: The first row.
+        last: The row after the last.
+        low: The first row that is read, to verify the runs of the others.
+        runs: The runs that have some of the rows.
+        rows: The rows that are read, or what TensorStore promises.
+    """
+
+    first: int
+    last: int
+    low: int
+    runs: Sequence[Run]
+    rows: Any
 
 
 class RowReader:
@@ -39,7 +62,7 @@ class RowReader:
         self._array: Any = None
         self._files = RowFiles(info)
         self._ahead = AT_A_TIME if folder.local_path is None else 0
-        self._row_bytes = max(1, dtype_of(info).itemsize * int(np.prod(info.row, dtype=np.int64)))
+        self._row_bytes = max(1, dtype_of(info).itemsize * math.prod(info.row))
 
     def blocks(
         self, spans: Sequence[tuple[int, int]], into: np.ndarray | None = None
@@ -53,21 +76,24 @@ class RowReader:
         Raises:
             StoreError: They cannot be read, or are not what was written.
         """
-        waiting: list[tuple[int, int, int, Any]] = []
+        waiting: collections.deque[_Part] = collections.deque()
         held, before = 0, 0
         for first, last in self._parts(spans):
-            low, high = self._listed.runs(self._number).around(first, last) if self._verify else (first, last)
+            runs = self._listed.runs(self._number).of(first, last) if self._verify else []
+            # All of a run is read, or it could not be verified.
+            low = min((run.first for run in runs), default=first)
+            high = max((run.last for run in runs), default=last)
             whole = into[before : before + last - first] if into is not None and (low, high) == (first, last) else None
             before += last - first
-            waiting.append((first, last, low, self._read(low, high, whole)))
+            waiting.append(_Part(first, last, low, runs, self._read(low, high, whole)))
             held += (high - low) * self._row_bytes
             while held > self._ahead:
-                first, last, low, future = waiting.pop(0)
-                data = self._checked(first, last, low, future)
+                part = waiting.popleft()
+                data = self._checked(part)
                 held -= len(data) * self._row_bytes
-                yield first, data[first - low : last - low]
-        for first, last, low, future in waiting:
-            yield first, self._checked(first, last, low, future)[first - low : last - low]
+                yield part.first, data[part.first - part.low : part.last - part.low]
+        for part in waiting:
+            yield part.first, self._checked(part)[part.first - part.low : part.last - part.low]
 
     def _read(self, first: int, last: int, into: np.ndarray | None) -> Any:
         """Rows, or what TensorStore promises."""
@@ -93,24 +119,22 @@ class RowReader:
                 yield first, end
                 first = end
 
-    def _checked(self, first: int, last: int, low: int, future: Any) -> np.ndarray:
+    def _checked(self, part: _Part) -> np.ndarray:
+        """The rows of a part and of its runs, when they are there and are what was written."""
         try:
-            data = future if isinstance(future, np.ndarray) else self._folder.wait(future, AT_A_TIME)
+            data = part.rows if isinstance(part.rows, np.ndarray) else self._folder.wait(part.rows, AT_A_TIME)
         except Exception as error:
             raise self._folder.damaged(self._info.name, error) from error
-        if self._verify:
-            self._compare(data, first, last, low)
-        return data
-
-    def _compare(self, data: np.ndarray, first: int, last: int, low: int) -> None:
-        covered = 0
-        for run in self._listed.runs(self._number).of(first, last):
-            if not run.is_in(data, low):
+        if not self._verify:
+            return data
+        verified = 0
+        for run in part.runs:
+            if not run.is_in(data, part.low):
                 raise self._wrong(run.first, run.last, "are not what was written")
-            columns = int(np.prod([b - a for a, b in run.columns], dtype=np.int64))
-            covered += (min(run.last, last) - max(run.first, first)) * columns
-        if covered != (last - first) * int(np.prod(self._info.row, dtype=np.int64)):
-            raise self._wrong(first, last, "have no checksum")
+            verified += (min(run.last, part.last) - max(run.first, part.first)) * run.row_size
+        if verified != (part.last - part.first) * math.prod(self._info.row):
+            raise self._wrong(part.first, part.last, "have no checksum")
+        return data
 
     def _wrong(self, first: int, last: int, why: str) -> StoreError:
         return self._folder.damaged(self._info.name, ValueError(f"rows {first} to {last - 1} {why}"))
