@@ -35,6 +35,8 @@ class List(Module, MutableSequence[A], Generic[A]):
         [1.0, 2.0, 3.0]
     """
 
+    # Items are not attributes with numbers for names: each `append` would make another layout, as long as the list. The
+    # layout of all, `_whole`, is made when it is asked for.
     __slots__ = ("_items", "_statuses", "_whole")
     _only_attributes = False
     _observes_methods = False
