@@ -140,7 +140,7 @@ def _run_list(
         x = block(x, mask=mask, rotation=rotation, cache=write)
     if cache is None:
         return x, None
-    return x, (tuple(new.keys for new in caches), tuple(new.values for new in caches))
+    return x, (tuple(of_layer.keys for of_layer in caches), tuple(of_layer.values for of_layer in caches))
 
 
 def _writer(

@@ -189,9 +189,8 @@ def _check(
 
 def _expected(row: TensorRow, wanted: Mapping[str, Any]) -> tuple[int, ...] | None:
     """The shape that a tensor must have; None if it is not a parameter of the model."""
-    found = [_shape(path, wanted) for path in row.ours]
-    shapes = [shape for shape in found if shape is not None]
-    if not shapes or len(shapes) < len(found):
+    shapes = [shape for path in row.ours if (shape := _shape(path, wanted)) is not None]
+    if not shapes or len(shapes) < len(row.ours):
         return None
     return row.join(*(np.broadcast_to(np.int8(0), shape) for shape in shapes)).shape
 

@@ -122,8 +122,7 @@ def to_nnx_var(collection: str, value: Any, nnx: ModuleType) -> Any:
     kind = nnx.variable_type_from_name(collection, allow_register=True)
     if not _is_box(value):
         return kind(value)
-    fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.name != "value"}
-    metadata = {meta.NAMES_IN_NNX.get(name, name): entry for name, entry in fields.items()}
+    metadata = {name: getattr(value, field) for field, name in meta.names_in_nnx(value).items() if field != "value"}
     return kind(value.value, **metadata, **{BOX_TYPE: type(value)})
 
 
@@ -132,8 +131,9 @@ def to_linen_var(variable: Variable[Any]) -> Any:
     metadata = variable.get_metadata()
     box = metadata.get(BOX_TYPE)
     if box is not None:
-        names = {f.name: meta.NAMES_IN_NNX.get(f.name, f.name) for f in dataclasses.fields(box) if f.name != "value"}
-        return box(variable.get_value(), **{field: metadata[name] for field, name in names.items() if name in metadata})
+        fields = {field: name for field, name in meta.names_in_nnx(box).items() if field != "value"}
+        own_fields = {field: metadata[name] for field, name in fields.items() if name in metadata}
+        return box(variable.get_value(), **own_fields)
     own = {name: entry for name, entry in metadata.items() if name not in Variable.required_metadata}
     if not own:
         return variable.get_value()

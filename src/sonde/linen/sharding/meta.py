@@ -20,8 +20,7 @@ from sonde.flax import serialization
 
 A = TypeVar("A")
 PARTITION_NAME = "partition_name"
-#: Fields of boxes that `nnx.Variable` has under another name.
-NAMES_IN_NNX = {"names": "out_sharding", "rules": "sharding_rules"}
+_NAMES_IN_NNX = {"names": "out_sharding", "rules": "sharding_rules"}
 Names = tuple[str | None, ...]
 
 
@@ -110,6 +109,11 @@ def boxing(fn: Callable[..., Any], box: Callable[[Any], AxisMetadata[Any]]) -> C
     return initializer
 
 
+def names_in_nnx(box: Any) -> dict[str, str]:
+    """The fields of a box or of a class of boxes, each with the name that `nnx.Variable` has for it."""
+    return {field.name: _NAMES_IN_NNX.get(field.name, field.name) for field in dataclasses.fields(box)}
+
+
 def mesh_is_set() -> bool:
     """Whether the program runs under a mesh."""
     return not jax.sharding.get_abstract_mesh().empty
@@ -184,13 +188,12 @@ class Partitioned(AxisMetadata[A]):
 
     def to_nnx_metadata(self) -> dict[str, Any]:
         """The value and the other fields under the names that `nnx.Variable` has for them."""
-        return {NAMES_IN_NNX.get(f.name, f.name): getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {name: getattr(self, field) for field, name in names_in_nnx(self).items()}
 
     @classmethod
     def from_nnx_metadata(cls, metadata: Mapping[str, Any]) -> Self:
         """The inverse of `to_nnx_metadata`; entries that are no fields are left out."""
-        names = {f.name: NAMES_IN_NNX.get(f.name, f.name) for f in dataclasses.fields(cls)}
-        return cls(**{field: metadata[name] for field, name in names.items() if name in metadata})
+        return cls(**{field: metadata[name] for field, name in names_in_nnx(cls).items() if name in metadata})
 
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:
         """The value is the only child, the rest is structure."""

@@ -179,8 +179,8 @@ class DiffState:
 def prepare(verb: str, f: Callable[..., Any], graph: bool | None, graph_updates: bool | None, **prefixes: Any) -> Mode:
     """The mode that a transform runs in, after checks of its function and of the options that are prefixes."""
     run_mode = mode(graph, graph_updates)
-    for what, prefix in prefixes.items():
-        _refuse_prefixes(verb, what, prefix, run_mode)
+    for option, prefix in prefixes.items():
+        _refuse_prefixes(verb, option, prefix, run_mode)
     refuse_bound_method(verb, f)
     return run_mode
 

@@ -84,7 +84,7 @@ class Program:
         numbers = range(len(structure.kinds))
         variables = [i for i in numbers if structure.kinds[i] is not None]
         self.arrays = [i for i in numbers if structure.kinds[i] is None]  # they get no new values: never donated
-        # A shared Variable belongs to the argument it is met in first.
+        # A shared Variable belongs to the first argument that holds it.
         of_gone = [i for i in variables if structure.paths[i][0] in gone]
         self.donated = [i for i in of_gone if (kind := structure.kinds[i]) and not kind[1].by_reference]
         self.kept = sorted({*variables} - {*self.donated})
