@@ -51,6 +51,30 @@ MODEL = models.from_config(
 )  # fmt: skip
 DIRECTIONS_OF_MODEL = [jnp.full(4, 0.1 * i) for i in range(3)]
 
+
+class Adding:
+    def __init__(self, direction: Any) -> None:
+        self.direction = direction
+
+    def __call__(self, h: Any) -> Any:
+        return h + self.direction
+
+
+def with_global(direction: Any) -> Any:
+    """A function that reads a global, as in a notebook."""
+    names = {"direction": direction}
+    exec("def helper(h):\n    return h + direction\n\ndef f(h):\n    return helper(h) * 2", names)
+    return names["f"]
+
+
+LOG: list[Any] = []
+
+
+def logging(h: Any) -> Any:
+    LOG.append(h)
+    return h * 2
+
+
 CALLS: dict[str, Callable[[int], Any]] = {
     "edit of a jitted function": lambda i: sonde.edit(jitted, {"h": lambda h, d=DIRECTIONS[i]: h + d})(X),
     "edit of Python with a jitted function": lambda i: sonde.edit(
@@ -58,6 +82,11 @@ CALLS: dict[str, Callable[[int], Any]] = {
     )(X),
     "edit of a step": lambda i: sonde.edit(step, {"h": lambda h, d=DIRECTIONS[i]: h * d})(X),
     "edit of a gradient": lambda i: sonde.edit(step, {"h": Edit(grad=lambda g, d=DIRECTIONS[i]: g * d)})(X),
+    "global": lambda i: sonde.edit(jitted, {"h": with_global(DIRECTIONS[i])})(X),
+    "object": lambda i: sonde.edit(jitted, {"h": Adding(DIRECTIONS[i])})(X),
+    "number of NumPy": lambda i: sonde.edit(jitted, {"h": lambda h, s=np.float32(i): h * s})(X),
+    "log": lambda i: sonde.edit(jitted, {"h": logging})(X),
+    "log in Python": lambda i: sonde.edit(lambda x: jitted(x) + 1, {"h": logging})(X),
     "array": lambda i: sonde.edit(jitted, {"h": X * i})(X),
     "number": lambda i: ablate(jitted, "h", value=float(i))(X),
     "record": lambda i: sonde.edit(jitted, {"h": RECORDS[i]})(X),

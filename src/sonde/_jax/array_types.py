@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,7 +65,12 @@ def strongly_typed(value: Any) -> Any:
 def plain_type_of(value: Any) -> Any:
     """The shape and dtype of an array as a type, without what it varies over and how it is laid out."""
     aval = typeof(value)
-    return _core.ShapedArray(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+    return _plain_type(aval.shape, aval.dtype, getattr(aval, "weak_type", False))
+
+
+@functools.lru_cache(maxsize=4096)
+def _plain_type(shape: tuple[Any, ...], dtype: Any, weak_type: bool) -> Any:
+    return _core.ShapedArray(shape, dtype, weak_type=weak_type)
 
 
 def typed_like(value: Any, other: Any) -> Any:

@@ -30,8 +30,17 @@ def test_sites_with_other_names_are_not_asked():
     assert not _may_end_in("a/h", "b/h")
 
 
-def test_equal_edits_have_one_plan():
-    from sonde.core.verbs.edit import _plan_of
+def test_equal_edits_have_one_plan_with_the_functions_of_the_last_one():
+    from sonde.core.verbs.edit import _steps_of, _wishes
 
-    plans = [_plan_of({"h": Edit(lambda h: h + d)})[0] for d in (X, X * 2)]
-    assert plans[0] is plans[1] and isinstance(plans[0], EditPlan)
+    plans = [EditPlan.of(_steps_of(_wishes({"h": Edit(lambda h: h + d)}))[0]) for d in (X, X * 2)]
+    assert plans[0] is plans[1]
+
+    def chosen(wanted):
+        return lambda site: site.name in wanted
+
+    first, second = ["h"], ["h"]
+    plans = [EditPlan.of(_steps_of(_wishes({chosen(wanted): Edit(0.0)}))[0]) for wanted in (first, second)]
+    first.append("k")
+    assert plans[0] is plans[1]
+    assert plans[0].steps[0].pattern.__closure__[0].cell_contents is second

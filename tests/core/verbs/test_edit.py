@@ -352,3 +352,89 @@ def test_functions_may_decide_by_their_numbers(name):
         edit(lambda x: jitted(x) * 2, {"h": make(2.0)})(x)
     with pytest.raises((jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError)):
         jax.jit(lambda s: edit(jitted, {"h": make(s)})(x))(2.0)  # as by hand
+
+
+jitted_chain = jax.jit(chain)
+FORMS = {"eager": chain, "jit": jitted_chain, "python": lambda x: jitted_chain(x) * 1.0}
+STRENGTH = [1.0]
+
+
+class Settings:
+    strength = 1.0
+
+    def __init__(self):
+        self.array = jnp.ones(4)
+
+    def shifted(self, h):
+        return self._added(h) + self.array
+
+    def _added(self, h):
+        return h + self.strength * STRENGTH[0]
+
+
+def settings_of(place):
+    """A function of a value, what it adds to it, and what makes that another."""
+    if place == "variable":
+        number = jnp.ones(4)
+
+        def change():
+            nonlocal number
+            number = number * 7
+
+        return lambda h: h + number, lambda: number, change
+    if place == "dict":
+        table = {"deep": [{"number": jnp.ones(4)}]}
+        return (
+            lambda h: h + table["deep"][0]["number"],
+            lambda: table["deep"][0]["number"],
+            lambda: table["deep"][0].update(number=jnp.ones(4) * 7),
+        )
+    if place == "NumPy":
+        numbers = np.zeros(5000, np.int32)
+        return lambda h: h + numbers[4000], lambda: numbers[4000], lambda: numbers.fill(7)
+    if place == "class":
+        Settings.strength = 1.0
+        change = lambda: setattr(Settings, "strength", 7.0)
+        return lambda h: h + Settings.strength, lambda: Settings.strength, change
+    STRENGTH[0], Settings.strength = 1.0, 1.0
+    change = lambda: STRENGTH.__setitem__(0, 7.0)
+    if place == "global of a mapped function":
+        return jax.vmap(lambda h: h + STRENGTH[0]), lambda: STRENGTH[0], change
+    settings = Settings()
+    if place == "object":
+        return settings.shifted, lambda: settings.array + 1, lambda: setattr(settings, "array", jnp.ones(4) * 7)
+    assert place == "global of a method"
+    return lambda h: settings.shifted(h), lambda: STRENGTH[0] + 1, change
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "place", ["variable", "dict", "NumPy", "class", "global of a mapped function", "object", "global of a method"]
+)
+def test_what_functions_read_is_that_of_the_call(place, form):
+    """Also where an equal function, whose variables have changed meanwhile, was edited before."""
+    for _ in range(2):
+        function, number, change = settings_of(place)
+        edited = edit(FORMS[form], {"h": function})
+        for step in (lambda: None, change):
+            step()
+            expected = (jnp.sin(X) + number()) * 4
+            np.testing.assert_allclose(edited(X), expected, rtol=1e-6)
+            np.testing.assert_allclose(edit(FORMS[form], {"h": function})(X), expected, rtol=1e-6)
+
+
+def test_what_an_inner_edit_reads_is_that_of_the_call():
+    number = jnp.ones(4)
+    inner = edit(jax.jit(lambda h: sow(h, "inner")), {"inner": lambda h: h + number})
+    edited = edit(jitted_chain, {"h": lambda h: inner(h)})
+    for _ in range(2):
+        np.testing.assert_allclose(edited(X), (jnp.sin(X) + number) * 4, rtol=1e-6)
+        number = number * 3
+
+
+def test_functions_that_log_find_their_lists():
+    log, shift = [], jnp.ones(4)
+    edited = edit(chain, {"h": lambda h: (log.append(h), h + shift)[1]})
+    for _ in range(3):
+        np.testing.assert_allclose(edited(X), (jnp.sin(X) + 1) * 4, rtol=1e-6)
+    assert len(log) == 3

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
-from sonde.core.edits.hoisting import Hoisted, hoist
+from sonde.core.edits.hoisting import Hoisted
 from sonde.core.marks.path import STAR, Pattern, glob_matches
 from sonde.core.marks.scopes import RowsName
 from sonde.core.marks.site import Site, View
@@ -157,12 +157,10 @@ class Step:
     @property
     def key(self) -> Hashable:
         """Equal for edits of which one program can serve both, given other arrays."""
-        functions = [hoisted and hoisted.key for hoisted in (self.function, self.gradient)]
-        positions = self.positions.key if isinstance(self.positions, Hoisted) else self.positions
         pattern = _key_of(self.pattern) if callable(self.pattern) else self.pattern
         iterations = _key_of(self.iterations) if callable(self.iterations) else self.iterations
         return (
-            pattern, self.kind, self.calls, iterations, positions, self.axis, *functions,
+            pattern, self.kind, self.calls, iterations, self.positions, self.axis, self.function, self.gradient,
             self.may_be_absent, self.put, self.paths, self.counts_calls,
         )  # fmt: skip
 
@@ -170,6 +168,11 @@ class Step:
     def n_supplied(self) -> int:
         """How many arrays are supplied for each array of the value."""
         return 0 if self.put is None else len(self.put.kinds)
+
+    @property
+    def functions(self) -> list[Hoisted]:
+        """Its functions of values and gradients."""
+        return [function for function in (self.function, self.gradient) if function is not None]
 
     @property
     def types(self) -> tuple[Any, ...]:
@@ -192,8 +195,7 @@ class Step:
 
 def _key_of(function: Callable[..., Any]) -> Hashable:
     """A key for a function that is called with what is known while the program is traced, not with arrays."""
-    hoisted, arrays = hoist(function)
-    return same_value(function) if arrays else hoisted.key
+    return same_value(function)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -228,14 +230,15 @@ class EditPlan:
     """The edits of one call of `sonde.edit` without their arrays. Equal edits give the same object.
 
     Attributes:
-        steps: The edits, in the order in which they are applied.
+        steps: The edits, in the order in which they are applied: those of the call that asked for the plan last.
         has_rules: Whether any of them is a rule.
     """
 
-    __slots__ = ("__weakref__", "_by_last", "_others", "has_rules", "steps")
+    __slots__ = ("__weakref__", "_also_for", "_by_last", "_others", "has_rules", "steps")
 
     def __init__(self, steps: tuple[Step, ...]) -> None:
         self.steps = steps
+        self._also_for: Hashable = None
         self.has_rules = any(step.kind == "rule" for step in steps)
         self._by_last: dict[str, list[int]] = {}  # records are edits too, one for every site
         self._others: list[int] = []
@@ -251,10 +254,22 @@ class EditPlan:
     @staticmethod
     def of(steps: Sequence[Step]) -> EditPlan:
         """The plan of some edits."""
-        key = tuple(step.key for step in steps)
+        key = tuple([step.key for step in steps])
         plan = _plans.get(key) or _plans.setdefault(key, EditPlan(tuple(steps)))
+        plan.steps = tuple(steps)  # what a pattern or a function of an earlier call reads may have changed
         _recent.append(plan)
         return plan
+
+    def stays_for(self, steps: Sequence[Step]) -> None:
+        """Makes this the plan of edits that differ in what their functions have changed by running.
+
+        A function that logs what it is called with reads a longer list in each call. As for `jax.jit`, that asks for no
+        other program.
+        """
+        key = tuple([step.key for step in steps])
+        if _plans.get(key) is None and [step.types for step in steps] == [step.types for step in self.steps]:
+            _plans.pop(self._also_for, None)
+            _plans[key], self._also_for = self, key
 
 
 _plans: weakref.WeakValueDictionary[Hashable, EditPlan] = weakref.WeakValueDictionary()

@@ -87,7 +87,7 @@ class JitByStaticPart:
             owners: The user's functions; the first that can keep something keeps it.
         """
         hoisted, arrays = hoist(run)
-        key = "shared", hoisted.key, tuple(map(same_value, arrays))
+        key = "shared", hoisted, tuple(map(same_value, arrays))
         own = (g for g in owners if isinstance(g, types.FunctionType | jax.stages.Wrapped))
         # Programs of models alone stay until the bound on kept programs is reached: a model cannot keep anything.
         return kept_with(next(own, static_and_arrays), key, lambda _: JitByStaticPart(run))

@@ -176,10 +176,7 @@ def _jitted_capture(
 
 def like_jitted(call: Callable, fn: Callable, method: Callable) -> Callable:
     """A function that can be asked for what jitted functions can; `method` is given the name of what is asked for."""
-    call = Uncalled("capture", wrapped_like(call, fn))
-    for name in ("lower", "trace", "eval_shape", "clear_cache"):
-        setattr(call, name, functools.partial(method, name))
-    return call
+    return Uncalled("capture", call, like=fn, method=method)
 
 
 def check_callable(f: object, verb: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import jax
 
@@ -18,7 +18,7 @@ from sonde.core.edits.plan import REPLACED, TRACED, EditPlan, Near, Paths, Put, 
 from sonde.core.interpret.handler import is_argument
 from sonde.core.marks.path import Pattern, check_pattern, short_repr
 from sonde.core.modules.call_stack import ModuleRequest
-from sonde.core.modules.roots import ModelsOfCall, models_of_call
+from sonde.core.modules.roots import models_of_call
 from sonde.core.records.record import Record, Records
 from sonde.core.session.caches import Meter, by_identity, kept_with
 from sonde.core.session.inside_protocol import InsideRequest, inside_request
@@ -130,7 +130,9 @@ def edit(
         >>> print(sonde.edit(f, {"h": jnp.zeros_like})(jnp.ones(3)))
         [1. 1. 1.]
     """
-    check_callable(f, "edit")
+    jitted = _jax.jit_options(f)
+    if jitted is None:
+        check_callable(f, "edit")
     if not isinstance(edits, Mapping):
         raise TypeError(
             "edit takes a mapping from patterns to new values, such as edit(f, {'h': jnp.zeros_like}); got "
@@ -147,11 +149,19 @@ def edit(
                 f"edit of {pattern!r}: a new value is an array, a function, a record or an Edit, got {new!r}"
             )
     chosen = {check_pattern(p, "edit"): e if isinstance(e, Edit) else Edit(e) for p, e in by_pattern.items()}
-    jitted = _jax.jit_options(f)
     if jitted is not None:
-        return _compiled_edit(f, *jitted, chosen, request)
-    plan, values = _plan_of(chosen)
-    return wrapped_like(lambda *args, **kwargs: _edit_now(plan, values, f, request, args, kwargs), f)
+        return _compiled_edit(f, *jitted, _wishes(chosen), request)
+    wishes = _wishes(chosen)
+
+    def edited(*args: Any, **kwargs: Any) -> Any:
+        steps, values = _steps_of(wishes)  # what the functions read may be other values at each call
+        plan = EditPlan.of(steps)
+        result = _edit_now(plan, values, f, request, args, kwargs)
+        if any(function.writes for step in steps for function in step.functions):
+            plan.stays_for(_steps_of(wishes)[0])
+        return result
+
+    return wrapped_like(edited, f)
 
 
 def _edit_now(
@@ -227,78 +237,90 @@ def run_by_rule(
 _ARRAYS = "__sonde_arrays_of_edits__"
 
 
+class _Program(NamedTuple):
+    """An edited function that is compiled for some types of arguments, and what tells that it was traced."""
+
+    jitted: Any
+    meter: Meter
+
+
 def _compiled_edit(
-    f: Any, fn: Callable, options: dict[str, Any], edits: Mapping[Pattern, Edit], asked: InsideRequest | None
+    f: Any, fn: Callable, options: dict[str, Any], wishes: tuple[_Wish, ...], asked: InsideRequest | None
 ) -> Callable:
     """One `jax.jit` of the edited function for each structure of edits; their arrays are arguments."""
-    # Functions whose numbers must be known, as an earlier edit of this structure has shown.
-    whole_functions: set[Hashable] = kept_with(f, ("whole functions", _plan_of(edits)[0]), lambda _: set())
+    # Functions whose numbers must be known, as an earlier edit has shown.
+    whole_functions: set[Hoisted] = kept_with(f, "functions of edits that need numbers", lambda _: set())
     has_models = bool(asked and asked.known_models())
 
-    def programs() -> tuple[Callable[[Any, Any], Any], list[Any]]:
-        """What gives the compiled program for some arguments, and the arrays of the edits."""
-        plan, values = _plan_of(edits, whole_functions)
-        leaves, tree = jax.tree.flatten(values)
-        are_arrays = [*map(is_argument, leaves)]
-        arrays = [x for x, is_array in zip(leaves, are_arrays) if is_array]
-        fixed = tuple(x for x, is_array in zip(leaves, are_arrays) if not is_array)
+    news, tree = jax.tree.flatten([wish.new for wish in wishes])
+    are_arrays = [*map(is_argument, news)]
+    new_arrays = [x for x, is_array in zip(news, are_arrays) if is_array]
+    # What cannot be compared is by identity.
+    fixed = tuple([None if is_array else x for x, is_array in zip(news, are_arrays)])
+    key_of_news = by_identity(tree), tuple(are_arrays), tuple(map(by_identity, fixed))
 
-        def make(models: ModelsOfCall | None, meter: Meter) -> Any:
+    def program_of(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Hashable, Callable[[Meter], _Program], Any]:
+        """What the program depends on, what makes it, and the arrays of the edits."""
+        steps, values = _steps_of(wishes, whole_functions)
+        plan = EditPlan.of(steps)
+        models = models_of_call(asked, args, kwargs) if asked is not None and has_models else None
+
+        def make(meter: Meter) -> _Program:
             def edited(*args: Any, **kwargs: Any) -> Any:
-                arrays_given, fixed_leaves = iter(kwargs.pop(_ARRAYS)), iter(fixed)
-                values_given = jax.tree.unflatten(
-                    tree, [next(arrays_given) if is_array else next(fixed_leaves) for is_array in are_arrays]
-                )
+                arrays_of_news, values = kwargs.pop(_ARRAYS)
+                given = iter(arrays_of_news)
+                filled = [next(given) if is_array else x for x, is_array in zip(fixed, are_arrays)]
+                news_of_run = jax.tree.unflatten(tree, filled)
+                own = tuple([value._replace(new=new) for value, new in zip(values, news_of_run)])
                 inside = asked if models is None else models.inside(args, kwargs)
-                return _edit_now(plan, values_given, fn, inside, args, kwargs)
+                return _edit_now(plan, own, fn, inside, args, kwargs)
 
-            return meter.jit(wrapped_like(edited, fn), **options)
+            return _Program(meter.jit(wrapped_like(edited, fn), **options), meter)
 
-        # The program depends on what its functions read, as a capture's does; what cannot be compared is by identity.
-        key = ("edit", plan, by_identity(tree), tuple(are_arrays), tuple(map(by_identity, fixed)))
-
-        def compiled(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-            models = models_of_call(asked, args, kwargs) if asked is not None and has_models else None
-            return kept_with(f, (*key, models or asked), functools.partial(make, models))
-
-        return compiled, arrays
-
-    compiled, arrays = programs()
+        without_news = [value if value.new is None else value._replace(new=None) for value in values]
+        return ("edit", plan, key_of_news, models or asked), make, (new_arrays, without_news)
 
     def run(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        nonlocal compiled, arrays
         while True:
-            program = compiled(args, kwargs)
+            key, make, arrays = program_of(args, kwargs)
+            program = kept_with(f, key, make)
+            jitted, n_traced = program.jitted, program.meter.programs
             own: dict[str, Any] = {} if name == "clear_cache" else {_ARRAYS: arrays}
             if name in ("lower", "trace"):  # what they return is called with the arguments of `fn` alone
-                with_arrays = functools.partial(lambda program, own, *a, **k: program(*a, **own, **k), program, own)
-                program, own = jax.jit(wrapped_like(with_arrays, fn), **options), {}
+                with_arrays = functools.partial(lambda program, own, *a, **k: program(*a, **own, **k), jitted, own)
+                jitted, own = jax.jit(wrapped_like(with_arrays, fn), **options), {}
             try:
-                return getattr(program, name)(*args, **own, **kwargs)
+                result = getattr(jitted, name)(*args, **own, **kwargs)
             except NumbersNeeded as error:
-                are_known = not any(isinstance(x, _jax.Tracer) for x in arrays)
-                if error.key in whole_functions or not are_known:  # they are traced around the edit, too
+                are_known = not any(isinstance(x, _jax.Tracer) for x in jax.tree.leaves(arrays))
+                if error.function in whole_functions or not are_known:  # they are traced around the edit, too
                     raise
-                whole_functions.add(error.key)
-                compiled, arrays = programs()
+                whole_functions.add(error.function)
+                continue
+            if program.meter.programs != n_traced:
+                # A function that logs what it is called with changes what it reads by being traced. As in `jax.jit`,
+                # that asks for no new trace: the next call finds this program.
+                kept_with(f, program_of(args, kwargs)[0], lambda _, same=program: same)
+            return result
 
     return like_jitted(lambda *args, **kwargs: run("__call__", args, kwargs), fn, lambda n, *a, **k: run(n, a, k))
 
 
-def _plan_of(
-    edits: Mapping[Pattern, Edit], whole_functions: Collection[Hashable] = ()
-) -> tuple[EditPlan, tuple[StepValues, ...]]:
-    """The edits without their arrays, and the arrays; those of some functions remain in them."""
+class _Wish(NamedTuple):
+    """An `Edit` of the sites of a pattern, checked; `new` is what it puts there, unless that is a function's value."""
 
-    def without_arrays(function: object) -> tuple[Hoisted, list[Any]]:
-        hoisted, arrays = hoist(function)
-        return (whole(function), []) if hoisted.key in whole_functions else (hoisted, arrays)
+    pattern: Pattern
+    kind: Literal["function", "value", "record", "keep"]
+    new: Any
+    may_be_absent: bool
+    edit: Edit
 
-    steps: list[Step] = []
-    values: list[StepValues] = []
-    for pattern, wish in edits.items():
-        new: Any = wish.new
-        function, arrays, absent = None, [], False
+
+def _wishes(edits: Mapping[Pattern, Edit]) -> tuple[_Wish, ...]:
+    wishes = []
+    for pattern, edit_here in edits.items():
+        new: Any = edit_here.new
+        kind, absent = "value", False
         if new is KEEP:
             kind, new = "keep", None
         elif isinstance(new, Record):
@@ -306,12 +328,24 @@ def _plan_of(
             kind, absent = "record", any(flag is not None for flag in (*new.taken, *new.counts))
             new = jax.tree.map(lambda x: x, new)  # its arrays are made here, not anew under each trace that asks
         elif callable(new):
-            kind = "function"
-            function, arrays = without_arrays(new)
-            new = None
-        else:
-            kind = "value"
-        put = REPLACED if kind in ("value", "record") else None
+            kind, new = "function", None
+        wishes.append(_Wish(pattern, kind, new, absent, edit_here))
+    return tuple(wishes)
+
+
+def _steps_of(
+    wishes: tuple[_Wish, ...], whole_functions: Collection[Hoisted] = ()
+) -> tuple[list[Step], tuple[StepValues, ...]]:
+    """The edits without their arrays, and the arrays; those of some functions remain in them."""
+
+    def without_arrays(function: object) -> tuple[Hoisted, list[Any]]:
+        hoisted, arrays = hoist(function)
+        return (whole(function), []) if hoisted in whole_functions else (hoisted, arrays)
+
+    steps: list[Step] = []
+    values: list[StepValues] = []
+    for pattern, kind, new, may_be_absent, wish in wishes:
+        function, arrays = (None, []) if kind != "function" else without_arrays(wish.new)
         gradient, more = (None, []) if wish.grad is None else without_arrays(wish.grad)
         positions: Any = wish.positions  # a tuple, since `Edit` has checked it
         chosen = []
@@ -320,9 +354,10 @@ def _plan_of(
         calls, traced_calls = _static(wish.calls)
         iterations, traced_iterations = _static(wish.iterations)
         when = (calls, iterations, positions, wish.position_axis)
-        steps.append(Step(pattern, kind, *when, function, gradient, absent, put))
+        put = REPLACED if kind in ("value", "record") else None
+        steps.append(Step(pattern, kind, *when, function, gradient, may_be_absent, put))
         values.append(StepValues(new, (*arrays, *more, *chosen), traced_calls, traced_iterations))
-    return EditPlan.of(steps), tuple(values)
+    return steps, tuple(values)
 
 
 def _static(numbers: Any) -> tuple[Any, Any]:

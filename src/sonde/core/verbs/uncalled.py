@@ -19,14 +19,31 @@ R = TypeVar("R")
 
 
 class Uncalled:
-    """A function that a verb such as `capture` has returned. Used as if it were the result, it says to call it."""
+    """A function that a verb such as `capture` has returned. Used as if it were the result, it says to call it.
 
-    def __init__(self, verb: str, call: Callable[..., Any], arguments: str = "f") -> None:
-        functools.update_wrapper(self, call)
-        self.__wrapped__ = getattr(call, "__wrapped__", call)
+    Args:
+        verb: The verb.
+        call: The function.
+        arguments: What the verb takes, for messages.
+        like: The function that it stands for; that which `call` wraps, if None.
+        method: For a jitted function, does what it can be asked for: it takes the name of that and its arguments.
+    """
+
+    def __init__(
+        self,
+        verb: str,
+        call: Callable[..., Any],
+        arguments: str = "f",
+        *,
+        like: Callable[..., Any] | None = None,
+        method: Callable[..., Any] | None = None,
+    ) -> None:
+        functools.update_wrapper(self, like or call, updated=())
+        self.__wrapped__ = like or getattr(call, "__wrapped__", call)
         self._verb = verb
         self._arguments = arguments  # of the verb
         self._call = call
+        self._method = method
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs it."""
@@ -48,6 +65,8 @@ class Uncalled:
         """Never reached: `__enter__` raises."""
 
     def __getattr__(self, name: str) -> Any:
+        if name in _OF_JITTED and self._method is not None:
+            return functools.partial(self._method, name)
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         raise AttributeError(f"a function has no {name!r}: {self._advice()}")
@@ -59,6 +78,9 @@ class Uncalled:
         returns = {"capture": "(result, records)", "sites": "the sites"}.get(self._verb, "what it finds")
         call = f"{self._verb}({self._arguments})"
         return f"{call} is a function that returns {returns}; call it first: {call}(x)"
+
+
+_OF_JITTED = ("lower", "trace", "eval_shape", "clear_cache")
 
 
 def two_steps(verb: Callable[P, R]) -> Callable[P, R]:

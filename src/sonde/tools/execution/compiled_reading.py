@@ -48,7 +48,7 @@ class CompiledReading:
         static, arrays = static_and_arrays((f, args, kwargs), self._inside)
         hoisted = [hoist(function) for function in self._functions]
         try:
-            key = static, tuple(_ByKey(*function) for function, _ in hoisted)
+            key = static, tuple([function for function, _ in hoisted])
             return self._compiled(key, arrays, [own for _, own in hoisted])
         except _LOOKS_AT_NUMBERS:
             return self._read(*self._functions, f, args, kwargs)
@@ -63,13 +63,3 @@ def _run(
     static, hoisted = key
     rebuilt = [function.rebuild(own) for function, own in zip(hoisted, of_functions)]
     return read(*rebuilt, *static.whole(arrays))
-
-
-class _ByKey(Hoisted):
-    """A function without its arrays, equal to others with the same key."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ByKey) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
