@@ -5,8 +5,8 @@ A program that was compiled for a function is no longer valid if a variable that
 arguments of a program (`core/edits/hoisting.py`): the rest is its key, and from the arrays it makes the function again.
 
 Values are compared by what they are, as far as they can be looked into; others, such as generators, are only equal to
-themselves. Of modules, classes and the classes of objects, what the functions name is looked at. Libraries are taken
-not to change. Beyond 2,000 parts, values are compared by identity.
+themselves. Of modules, classes and the classes of objects, what the functions name is looked at. Installed
+packages are taken not to change. Beyond 2,000 parts, values are compared by identity.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 
 from sonde import _jax
 from sonde.core.session.caches import by_identity
-from sonde.core.session.code_reads import LIBRARIES, is_library, is_of_library, is_ours, values_read, what_it_does
+from sonde.core.session.code_reads import is_library, is_of_library, is_ours, values_read, what_it_does
 from sonde.core.session.remaking import Remake, can_be_filled, fill_dict, filled, function_again, joined
 
 _MOST_PARTS, _DEPTH = 2_000, 50
@@ -310,7 +310,7 @@ class Search:
         return values, remakes, ((code, *[name for name, _ in values]), *keys)
 
     def _module(self, module: types.ModuleType, names: Sequence[str]) -> Hashable:
-        if module.__name__.partition(".")[0] in LIBRARIES:
+        if is_library(module.__name__):
             return _NOTHING
         return tuple([(name, self._fixed(vars(module)[name], names)) for name in names if name in vars(module)])
 

@@ -7,14 +7,10 @@ import functools
 import sys
 import types
 from collections.abc import Hashable
+from pathlib import Path
 from typing import Any, NamedTuple
 
-# Their functions do not change, and neither does what these read.
-LIBRARIES = sys.stdlib_module_names | {
-    "jax", "jaxlib", "numpy", "scipy", "sonde", "flax", "haiku", "equinox", "optax", "orbax", "chex", "einops",
-    "jaxtyping", "beartype", "typeguard", "torch", "transformers",
-}  # fmt: skip
-LIBRARIES -= {"__main__", "test"}
+_OURS = __name__.partition(".")[0]
 
 
 class CodeReads(NamedTuple):
@@ -103,8 +99,13 @@ def is_empty(cell: types.CellType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def is_library(module: Hashable) -> bool:
-    """Whether a module, by name, is taken not to change."""
-    return isinstance(module, str) and module.partition(".")[0] in LIBRARIES
+    """Whether a module, by name, is taken not to change: it is Python's, Sonde's, or that of an installed package."""
+    if not isinstance(module, str):
+        return False
+    package = module.partition(".")[0]
+    file = getattr(sys.modules.get(package), "__file__", None) or ""
+    installed = {"site-packages", "dist-packages"}.intersection(Path(file).parts)
+    return package == _OURS or package in sys.stdlib_module_names or bool(installed)
 
 
 def is_of_library(value: Any) -> bool:
