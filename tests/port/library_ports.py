@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -550,8 +550,6 @@ PORTS = {
         "one_sided layer_norm eps embedding_scale bias_transposed scale no_bias gates gelu norm_weight",
     ),
 }
-PLANTED = [(name, mistake) for name, port in PORTS.items() for mistake in port.mistakes.split()]
-
 # The operation of the original that a port lacks, with its module; or the operation of the port, with its line.
 LACKING = {
     "final_norm": r"native_layer_norm.*ln_f.*",
@@ -567,19 +565,21 @@ LACKING = {
     "padding": r"(add|mul|where|masked_fill)\(.*layer/1/attention.*",
     "scale": r"(mul|div|scaled_dot\w*)\(.*1.*",
 }
-_TEXT = Path(__file__).read_text(encoding="utf-8").splitlines()
 
 
-def is_found(name: str, mistake: str, parting: Parting | None) -> bool:
+def is_found(port: Port, mistake: str, lacking: Mapping[str, str], parting: Parting | None) -> bool:
     """Whether the first operation of a parting, on either side, is that of a mistake."""
     if parting is None:
         return False
-    start = next(i for i, line in enumerate(_TEXT) if line.startswith(f"def {PORTS[name].port.__name__}("))
-    end = next((i for i in range(start + 1, len(_TEXT)) if _TEXT[i].startswith(("def ", "@", "_RNG"))), len(_TEXT))
-    marked = {i + 1 for i in range(start, end) if mistake in _TEXT[i].partition("  # ")[2].split(" # ")}
+    file = inspect.getsourcefile(port.port)
+    lines, start = inspect.getsourcelines(port.port)
+    marked = {f"{file}:{i}" for i, line in enumerate(lines, start) if mistake in _marks(line)}
     for operation in parting.second[:1]:
-        lines = [operation.source, *operation.callers[:2]]  # a helper of the port, and where it is called
-        if any(line.startswith(__file__) and int(line.rpartition(":")[2]) in marked for line in lines):
+        # A helper of the port, and where it is called.
+        if not marked.isdisjoint((operation.source, *operation.callers[:2])):
             return True
-    lacking = LACKING.get(mistake)
-    return lacking is not None and any(re.search(lacking, str(operation)) for operation in parting.first[:1])
+    return mistake in lacking and any(re.search(lacking[mistake], str(operation)) for operation in parting.first[:1])
+
+
+def _marks(line: str) -> list[str]:
+    return line.partition("  # ")[2].strip().split(" # ")

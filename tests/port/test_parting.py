@@ -97,3 +97,33 @@ def test_scopes_are_named():
     found = compare(lambda x: net(x, 2.0), lambda x: net(x, 3.0))(X)
     assert found.parting.second[0].scope == "head"
     assert "with mul by 2 in place of 3: the programs then agree to" in str(found)
+
+
+@pytest.mark.parametrize("eps", [1e-6, 1e-4])
+def test_an_epsilon_whose_difference_is_lost_in_rounding_on_the_way(eps):
+    """What follows the sum is equal but for rounding; the first program's own result in place says little."""
+    w = jnp.asarray(np.random.default_rng(1).normal(size=(6, 6)), jnp.float32)
+
+    def net(x, eps):
+        for _ in range(2):
+            x = x + jax.nn.gelu(x * lax.rsqrt((x * x).mean(-1, keepdims=True) + eps) @ w)
+        return x @ w
+
+    found = compare(lambda x: net(x, 1e-5), lambda x: net(x, eps), grads=False)(2 * X)
+    assert f"with eps=1e-05 in place of {eps:g}" in str(found.parting)
+
+
+def test_no_cause_is_claimed_because_one_value_becomes_equal_by_chance():
+    """Without `b`, `x + (a + b)` is a value that only the first program has, `x + a`; the mistake is what `b` is of."""
+    v, w = (jnp.asarray(np.random.default_rng(i).normal(size=(6, 6)), jnp.float32) for i in (1, 2))
+    tanh = lambda x: jnp.tanh(x @ v)
+
+    def first(x):
+        x = x + tanh(x)
+        return jnp.sin((x + jax.nn.softmax(x @ w)) @ w)
+
+    def second(x):
+        return jnp.sin((x + (tanh(x) + jax.nn.softmax(x @ w))) @ w)
+
+    found = compare(first, second, grads=False)(X)
+    assert found.parting.second[0].name == "dot_general" and "without" not in str(found.parting)

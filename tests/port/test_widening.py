@@ -73,6 +73,16 @@ def test_numbers_that_are_written_otherwise(dtype: Any) -> None:
     assert compare(times, wrong, grads=False)(X).first is not None
 
 
+def test_a_number_that_both_programs_have_in_low_precision_hides_no_difference() -> None:
+    def normed(x: Any, eps: float) -> Any:
+        h = ((x @ WEIGHT).astype(jnp.bfloat16) * 37**-0.5).astype(jnp.float32)
+        return (h * lax.rsqrt((h * h).mean(-1, keepdims=True) + eps)).astype(jnp.bfloat16)
+
+    assert compare(lambda x: normed(x, 1e-5), lambda x: normed(x, 1e-5))(X).first is None
+    found = compare(lambda x: normed(x, 1e-5), lambda x: normed(x, 2e-5), grads=False)(X)
+    assert "with eps=1e-05 in place of 2e-05" in str(found)
+
+
 def test_weights_that_were_stored_in_low_precision() -> None:
     low = WEIGHT.astype(jnp.bfloat16)
     single = lambda x: net(x, jnp.float32)

@@ -19,7 +19,7 @@ from sonde._array_text import short_place
 from sonde.port.difference import distance, epsilon
 from sonde.port.layouts import arranged
 from sonde.port.origins import Explained, scalar_of
-from sonde.port.prints import print_of
+from sonde.port.prints import Print, print_of
 from sonde.programs.unrolled import Step, Tape, as_numbers
 
 
@@ -63,6 +63,7 @@ _MOST_TRIALS = 150
 _MOST_AFTER_COPY = 40  # trials, once a copied result is known to do
 _MOST_REPEATS = 24  # of a trial at every place of its line: the whole program runs again
 _MOST_REJOINING = 60  # values after a change that are looked for in the first program
+_SAME_PRINT = 1e-5
 _NEAR = 24  # how many operations after the one at which programs part are tried, too
 
 
@@ -75,12 +76,14 @@ class Cause:
         agreement: How far apart the results are without it, relative to their norm.
         step: The number of the operation of the second program that is wrong; None if it is where the programs part.
         is_one_of_several: Whether the results still differ without it: only what follows agrees, as `agreement` says.
+        copies: Whether the first program's own result was put in place, which says where but not why.
     """
 
     text: str
     agreement: float
     step: int | None = None
     is_one_of_several: bool = False
+    copies: bool = False
 
     def __str__(self) -> str:
         if self.is_one_of_several:
@@ -112,6 +115,7 @@ class _Trial:
     step: int | None = None
     everywhere: _Everywhere | None = None
     copies: bool = False  # the first program's own result, which makes the programs agree whatever the cause is
+    leaves_out: bool = False  # an operation: what follows may then be values of the first program by chance
 
 
 def find_cause(explained: Explained, first: list[int], second: list[int], allowed: float) -> Cause | None:
@@ -124,29 +128,30 @@ def find_cause(explained: Explained, first: list[int], second: list[int], allowe
         allowed: How far apart results may be that agree, relative to their norm.
     """
     one, other = explained.tapes
-    before = _apart(one, [other.array(i) for i in other.results])
+    before = how_far_apart(one, [other.array(i) for i in other.results])
     exact = epsilon(*[one.array(i) for i in one.results])
     enough = min(max(allowed, 32 * exact), before / 4)
     best: Cause | None = None
     one_of_several: Cause | None = None
-    best_copies = False
     repeats = after_copy = 0
     for trial in itertools.islice(_trials(explained, first, second), _MOST_TRIALS):
+        best_copies = best is not None and best.copies
         after_copy += best_copies
         if after_copy > _MOST_AFTER_COPY:
             break
         try:
             values = other.again(trial.replaced) if trial.replaced else []
-            agreement = _apart(one, [as_numbers(values[i]) for i in other.results]) if values else np.inf
+            agreement = how_far_apart(one, [as_numbers(values[i]) for i in other.results]) if values else np.inf
             text = trial.text
-            if agreement > enough and best is None and one_of_several is None and not trial.copies:
+            tells = not (trial.copies or trial.leaves_out)
+            if agreement > enough and best is None and one_of_several is None and tells:
                 one_of_several = _one_of_several(explained, values, trial)
             if agreement > enough and trial.everywhere is not None and repeats < _MOST_REPEATS:
                 places = _alike(other, trial.everywhere)
                 if len(places) > 1:
                     repeats += 1
                     values = _again_everywhere(other, trial.everywhere, places)
-                    agreement = _apart(one, [as_numbers(values[i]) for i in other.results])
+                    agreement = how_far_apart(one, [as_numbers(values[i]) for i in other.results])
                     text = f"{text}, in {len(places)} places"
         except (TypeError, ValueError):  # the shapes do not fit
             continue
@@ -155,24 +160,40 @@ def find_cause(explained: Explained, first: list[int], second: list[int], allowe
         # Of several that agree, the first: another one must be much better, or say more.
         is_better = best is not None and agreement < best.agreement / 8 and best.agreement > exact
         if best is None or is_better or (best_copies and not trial.copies):
-            best, best_copies = Cause(text, agreement, trial.step), trial.copies
-        if best.agreement <= exact and not best_copies:
+            best = Cause(text, agreement, trial.step, copies=trial.copies)
+        if best.agreement <= exact and not best.copies:
             break
     return best or one_of_several
 
 
 def _one_of_several(explained: Explained, values: Sequence[Any], trial: _Trial) -> Cause | None:
-    """The cause that a trial shows, if it makes a value that only the first program had before."""
-    one, other = explained.tapes
-    changed = [i for i, (new, old) in enumerate(zip(values, other.values)) if new is not old]
+    """The cause that a trial shows, if it makes two values that only the first program had before.
+
+    A single one may be made by chance: of `x + (a + b)` without `b`, that of `(x + a) + b`.
+    """
+    changed = [i for i, (new, old) in enumerate(zip(values, explained.tapes[1].values)) if new is not old]
+    before: Print | None = None
     for number in changed[:_MOST_REJOINING]:
         new = as_numbers(values[number])
-        if new.size > 1 and not explained.explained(1, number):
-            for k in explained.with_fingerprint(0, print_of(new)):
-                array = one.array(k)
-                same = None if explained.explained(0, k) else arranged(new, array, functools.partial(_is_near, array))
-                if same is not None:
-                    return Cause(trial.text, distance(same[0], array).norm, trial.step, is_one_of_several=True)
+        if new.size <= 1 or explained.explained(1, number):
+            continue
+        own = print_of(new)
+        if before is not None and before.apart(own) < _SAME_PRINT:  # moved or cast
+            continue
+        agreement = _agreement(explained, new, own)
+        if agreement is not None and before is not None:
+            return Cause(trial.text, agreement, trial.step, is_one_of_several=True)
+        before = before if agreement is None else own
+    return None
+
+
+def _agreement(explained: Explained, array: np.ndarray, fingerprint: Print) -> float | None:
+    """How far an array is from a value that only the first program has; None if it is no such value."""
+    for k in explained.with_fingerprint(0, fingerprint):
+        own = explained.tapes[0].array(k)
+        same = None if explained.explained(0, k) else arranged(array, own, functools.partial(_is_near, own))
+        if same is not None:
+            return distance(same[0], own).norm
     return None
 
 
@@ -209,7 +230,7 @@ def _again_everywhere(tape: Tape, everywhere: _Everywhere, places: Sequence[int]
     return tape.again({}, around=run)
 
 
-def _apart(tape: Tape, results: list[np.ndarray]) -> float:
+def how_far_apart(tape: Tape, results: list[np.ndarray]) -> float:
     """How far results are from those of a program, relative to their norm."""
     own = [tape.array(i) for i in tape.results]
     if len(own) != len(results) or any(a.shape != b.shape for a, b in zip(own, results)):
@@ -472,7 +493,8 @@ def _surplus(explained: Explained, g: Step, near: int) -> Iterator[_Trial]:
                     continue
                 what = explained.described(1, last) if alone else f"the {last - start + 1} operations"
                 lines = "" if alone and last == start else f" ({_lines(step if alone else g, step)})"
-                yield _Trial({out: tape.values[number]}, f"without {what}{lines}", last if alone else start)
+                text, at = f"without {what}{lines}", last if alone else start
+                yield _Trial({out: tape.values[number]}, text, at, leaves_out=True)
 
 
 def _lines(first: Step, last: Step) -> str:
@@ -548,7 +570,8 @@ def _factor_text(made: np.ndarray, old: np.ndarray) -> str:
     if not x.size or not np.any(y):
         return ""
     factor = float(x @ y / (y @ y))
-    if abs(factor - 1) < 1e-6 or np.linalg.norm(x - factor * y) > 64 * epsilon(made, old) * np.linalg.norm(x):
+    # So small a factor is an epsilon's work.
+    if abs(factor - 1) < 1e-5 or np.linalg.norm(x - factor * y) > 64 * epsilon(made, old) * np.linalg.norm(x):
         return ""
     return f"multiplied by {factor:.6g} at this operation"
 

@@ -28,6 +28,10 @@ _OTHER_MOVES = frozenset(
     ["row", "rows", "t", "view", "_unsafe_view", "permute", "unsqueeze", "expand", "unbind", "clone", "detach"]
     + ["alias", "lift_fresh"]
 )
+_PARTS = frozenset(
+    ["row", "slice", "split", "select", "narrow", "unbind", "unsafe_split", "split_with_sizes"]
+    + ["unsafe_split_with_sizes"]
+)
 _TIMES = 4  # how many times what rounding did to a fingerprint may be no difference
 
 
@@ -44,6 +48,7 @@ class Explained:
     def __post_init__(self) -> None:
         self._prints: tuple[dict[int, Print], dict[int, Print]] = ({}, {})
         self._known: tuple[dict[int, bool], dict[int, bool]] = ({}, {})
+        self._noise: tuple[dict[int, float], dict[int, float]] = ({}, {})
 
     def fingerprint(self, side: int, number: int) -> Print:
         """The fingerprint of a value of a program."""
@@ -63,13 +68,16 @@ class Explained:
                 if own.telling:
                     other = print_of(_numbers(value))
                     apart = own.apart(other)
-                    prints.add(own, number, _TIMES * apart if np.isfinite(apart) else 0.0)
+                    self._noise[side][number] = _TIMES * apart if np.isfinite(apart) else 0.0
+                    prints.add(own, number, self._noise[side][number])
             searched.append(prints)
         return searched[0], searched[1]
 
     def like(self, side: int, number: int) -> list[int]:
         """The values of the other program that have the numbers of a value of this one, in any order."""
-        return self.with_fingerprint(1 - side, self.fingerprint(side, number))
+        searched = self._searched[1 - side]  # measures the noise
+        # What rounding does to PyTorch's operations is not known: the other program tells.
+        return searched.equal_to(self.fingerprint(side, number), self._noise[side].get(number, 0.0))
 
     def with_fingerprint(self, side: int, fingerprint: Print) -> list[int]:
         """The values of a program that have a fingerprint."""
@@ -115,14 +123,26 @@ class Explained:
             if not after_wrong.isdisjoint(step.inputs):
                 after_wrong.update(step.outputs)
         numbers: set[int] = set()
+        parts: dict[int, list[bool]] = {}  # of a value, whether each is right
+
+        def is_right(number: int) -> bool:
+            if number in numbers or all(parts.get(number, [False])):
+                return True
+            return number not in after_wrong and self.fingerprint(side, number).telling and self.explained(side, number)
+
         for step in reversed(tape.steps):
-            right = any(
-                i in numbers or (i not in after_wrong and self.fingerprint(side, i).telling and self.explained(side, i))
-                for i in step.outputs
-            )
-            if right:
+            if self._takes_parts(side, step):
+                # Some parts of a wrong value may be right by chance: rows that a wrong padding moved, say.
+                right = [is_right(i) or not self.fingerprint(side, i).telling for i in step.outputs]
+                parts.setdefault(step.inputs[0], []).extend(right)
+            elif any(map(is_right, step.outputs)):
                 numbers.update(i for i in step.inputs if not self.explained(side, i))
-        return numbers
+        return numbers | {i for i, right in parts.items() if all(right) and not self.explained(side, i)}
+
+    def _takes_parts(self, side: int, step: Step) -> bool:
+        """Whether each output of a step is a part of its input."""
+        sizes = [np.size(self.tapes[side].values[i]) for i in (*step.inputs[:1], *step.outputs)]
+        return step.name in _PARTS and all(size < sizes[0] for size in sizes[1:])
 
     def origins(self, side: int, results: Sequence[int], *, strict: bool = False) -> list[int]:
         """The steps at which a program leaves the other one on the way to some values, in order.

@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from sonde._array_text import short_place
-from sonde.port.causes import Cause, find_cause
+from sonde.port.causes import Cause, find_cause, how_far_apart
 from sonde.port.difference import distance, epsilon
 from sonde.port.origins import Explained
 from sonde.programs.unrolled import Tape
+
+_SMALL = 1e-3  # of the norm of the results
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,22 +93,24 @@ def find_parting(
     partings = []
     tried: list[list[list[int]]] = []
     ends = [tape.results for tape in explained.tapes]
+    # A small difference may be lost in the noise of what follows: then only a cause that was tried counts.
+    is_small = how_far_apart(first, [second.array(i) for i in second.results]) < _SMALL
     for begin, strict in ((starts, False), (starts, True), (ends, False), (ends, True)):
         origins = explained.ranked([explained.origins(side, begin[side], strict=strict) for side in (0, 1)])
         if any(origins) and origins not in tried:
             tried.append(origins)
             partings.append(_parting(explained, origins, allowed))
-            if _is_whole(partings[-1]):
+            if _is_whole(partings[-1], is_small):
                 return partings[-1]
-    # A small difference may be lost in the noise of what follows: then only a cause that was tried counts.
     everywhere = _parting(explained, [explained.departures(side) for side in (0, 1)], allowed)
     with_cause = [parting for parting in partings if parting.cause is not None]
-    return everywhere if _is_whole(everywhere) else next(iter((*with_cause, *partings)), None)
+    return everywhere if _is_whole(everywhere, is_small) else next(iter((*with_cause, *partings)), None)
 
 
-def _is_whole(parting: Parting) -> bool:
+def _is_whole(parting: Parting, is_small: bool) -> bool:
     """Whether a cause explains all of the difference."""
-    return parting.cause is not None and not parting.cause.is_one_of_several
+    cause = parting.cause
+    return cause is not None and not cause.is_one_of_several and not (is_small and cause.copies)
 
 
 def _parting(explained: Explained, origins: list[list[int]], allowed: float) -> Parting:

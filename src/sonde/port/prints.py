@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import defaultdict
 from typing import Any, Generic, TypeVar
 
@@ -14,7 +15,7 @@ T = TypeVar("T")
 _POWERS = np.array([2, 1, 1, 3, 4])  # of the sums of a fingerprint
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Print:
     """A fingerprint.
 
@@ -32,7 +33,7 @@ class Print:
     telling: bool
     epsilon: float
 
-    @property
+    @functools.cached_property
     def scale(self) -> float:
         """The root mean square."""
         return float(self.numbers[0])
@@ -94,17 +95,18 @@ class Prints(Generic[T]):
         """Adds a thing. `noise` is how far rounding alone moves its fingerprint."""
         self._by_size[fingerprint.size, fingerprint.finite].append((fingerprint, thing, noise))
 
-    def equal_to(self, fingerprint: Print) -> list[T]:
+    def equal_to(self, fingerprint: Print, noise: float = 0.0) -> list[T]:
         """The things whose fingerprint is the same but for rounding, in the order in which they were added.
 
-        Nothing is equal to a constant, and to what has less than three different elements.
+        `noise` is how far rounding alone moves this fingerprint; that of each thing counts if it is more. Nothing is
+        equal to a constant, and to what has less than three different elements.
         """
         if not fingerprint.telling:
             return []
         return [
             thing
-            for other, thing, noise in self._by_size.get((fingerprint.size, fingerprint.finite), ())
-            if self._is_close(other, fingerprint, noise)
+            for other, thing, own_noise in self._by_size.get((fingerprint.size, fingerprint.finite), ())
+            if self._is_close(other, fingerprint, max(noise, own_noise))
         ]
 
     def repeats_of(self, fingerprint: Print) -> list[T]:
@@ -122,4 +124,7 @@ class Prints(Generic[T]):
 
     def _is_close(self, other: Print, fingerprint: Print, noise: float) -> bool:
         tolerance = max(self.tolerance * max(other.epsilon, fingerprint.epsilon), noise)
+        own, its = fingerprint.scale, other.scale
+        if abs(own - its) > tolerance * max(own, its):  # of most, and much quicker
+            return False
         return other.telling and other.apart(fingerprint) <= tolerance

@@ -2,9 +2,9 @@
 
 Two programs in bfloat16 that are the same up to rounding are the same up to much less if both compute in float32. What
 they were given in low precision is not known any better for that, and this is where it is sharp: a weight is taken from
-the other program, if that has one which rounds to it; so is a number in the code. Any other number is taken for the
-shortest decimal that rounds to it, and what is longer than two digits may as well be another number: each `draw` moves
-those by a part of what rounding may have done to them.
+the other program, if that has one which rounds to it; so is a number in the code. A number that both have in low
+precision stays as it is. Any other number is taken for the shortest decimal that rounds to it, and what is longer than
+two digits may as well be another number: each `draw` moves those by a part of what rounding may have done to them.
 """
 
 from __future__ import annotations
@@ -50,20 +50,34 @@ class Known:
     Attributes:
         scalars: The numbers in its code, and one divided by them; those of low precision are not known themselves.
         arrays: The arrays that go into it.
+        rounded: The numbers of low precision in its code.
     """
 
     scalars: frozenset[float] = frozenset()
     arrays: tuple[np.ndarray, ...] = ()
+    rounded: frozenset[float] = frozenset()
 
     @classmethod
     def of(cls, program: Program) -> Known:
         """What a program says."""
         arrays = [np.asarray(x) for x in program.values if jnp.issubdtype(jnp.result_type(x), jnp.floating)]
-        single = [x for x in arrays if x.size == 1 and not is_narrow(x.dtype)]
-        numbers = {*_scalars(program.jaxpr), *[float(x.ravel()[0]) for x in single]}
+        numbers: tuple[set[float], set[float]] = (set(), set())  # those of low precision last
+        for x in (*_scalars(program.jaxpr), *[x for x in arrays if x.size == 1]):
+            numbers[is_narrow(x.dtype)].add(float(x.ravel()[0]))
         # One program divides by what the other multiplies with.
-        numbers |= {1 / x for x in numbers if x}
-        return cls(frozenset(filter(math.isfinite, numbers)), tuple(x for x in arrays if x.size > 1))
+        scalars = numbers[0] | {1 / x for x in numbers[0] if x}
+        weights = tuple(x for x in arrays if x.size > 1)
+        return cls(frozenset(filter(math.isfinite, scalars)), weights, frozenset(numbers[1]))
+
+    def beside(self, own: Known) -> Known:
+        """The same, where `rounded` has only what the program beside it, `own`, has in low precision alone, too."""
+        rounded = [x for x in self.rounded & own.rounded if not (self._says(x) or own._says(x))]
+        return dataclasses.replace(self, rounded=frozenset(rounded))
+
+    def _says(self, rounded: float) -> bool:
+        """Whether a number in the code may be one of low precision before it was rounded."""
+        dtypes = (jnp.bfloat16, jnp.float16)
+        return any(_rounded(x, dtype) == rounded for x in self.scalars for dtype in dtypes)
 
 
 def widened(program: Program, known: Known, draw: int | None = None) -> Program:
@@ -74,6 +88,7 @@ def widened(program: Program, known: Known, draw: int | None = None) -> Program:
         known: What the other program says.
         draw: Which other values to take for the numbers that are not known exactly; None: the likely ones.
     """
+    known = known.beside(Known.of(program))
     widening = _Widening(known, draw)
     # Arguments that nothing is known of are what they are.
     likely, drawn = (wide_arrays(program.values, known, which) for which in (None, draw))
@@ -94,7 +109,7 @@ def wide_arrays(arrays: Sequence[Any], known: Known, draw: int | None) -> list[A
         if number in exact:
             values[i] = exact[number]
         else:
-            values[i] = _likely(x, known.scalars, draw) if x.size == 1 else _moved(x, draw)
+            values[i] = _likely(x, known, draw) if x.size == 1 else _moved(x, draw)
         values[i] = jnp.asarray(values[i])
     return values
 
@@ -114,7 +129,7 @@ class _Widening(Interpreter):
     def constant(self, value: Any) -> Any:
         if not is_narrow(getattr(value, "dtype", None)):
             return value
-        return _likely(value, self.known.scalars, self.draw) if np.size(value) == 1 else value.astype(WIDE)
+        return _likely(value, self.known, self.draw) if np.size(value) == 1 else value.astype(WIDE)
 
     def aval(self, aval: Any) -> Any:
         return aval.update(dtype=WIDE) if is_narrow(getattr(aval, "dtype", None)) else aval
@@ -169,14 +184,16 @@ def _mostly(
     return values
 
 
-def _likely(value: Any, scalars: frozenset[float], draw: int | None) -> Any:
+def _likely(value: Any, known: Known, draw: int | None) -> Any:
     """A number in single precision: what it was before it was rounded, or what it may have been."""
     array = np.asarray(value)
     number = float(array.ravel()[0])
-    for candidates in (scalars, _CONSTANTS):
+    for candidates in (known.scalars, _CONSTANTS):
         rounding_to_it = [x for x in candidates if _rounded(x, array.dtype) == number]
         if len(rounding_to_it) == 1:
             return np.full(array.shape, rounding_to_it[0], WIDE)
+    if number in known.rounded:
+        return array.astype(WIDE)
     return _moved(np.full(array.shape, _shortest(number, array.dtype), WIDE), draw, array.dtype)
 
 
@@ -204,11 +221,12 @@ def _moved(array: np.ndarray, draw: int | None, dtype: Any = None) -> np.ndarray
     return (wide * (1 + np.where(np.asarray(sure)[where].reshape(wide.shape), 0, step))).astype(WIDE)
 
 
-def _scalars(jaxpr: Any) -> Iterator[float]:
-    """The floating-point numbers in the code of a program that are not rounded to 16 bits."""
+def _scalars(jaxpr: Any) -> Iterator[np.ndarray]:
+    """The floating-point numbers in the code of a program."""
     for eqn in _jax.open_jaxpr(jaxpr).eqns:
         values = [v.val for v in eqn.invars if isinstance(v, _jax.Literal)]
-        dtypes = map(jnp.result_type, values)
-        yield from (float(x) for x, t in zip(values, dtypes) if jnp.issubdtype(t, jnp.floating) and not is_narrow(t))
+        yield from (
+            np.asarray(x, jnp.result_type(x)) for x in values if jnp.issubdtype(jnp.result_type(x), jnp.floating)
+        )
         for inner in _jax.sub_jaxprs(eqn.params):
             yield from _scalars(inner)
