@@ -30,6 +30,7 @@ from sonde.core.interpret.where import Loop
 from sonde.core.marks.axes import Axis
 from sonde.core.marks.operands import TOKEN_TYPE, operands_of
 from sonde.core.marks.primitive import site_effect, site_p
+from sonde.core.marks.site import Site
 from sonde.core.marks.site_search import equations_with_sites, gives_tokens, gradient_sites
 from sonde.core.session.caches import ByIdentity, Meter, Programs
 from sonde.core.session.session import capture_state
@@ -260,68 +261,89 @@ def _by_moving(jaxpr: _jax.Jaxpr, handler: Handler) -> Rewritten | None:
     """Drops site equations; None if something inside needs more than that."""
     if _jax.close_jaxpr(jaxpr).consts:  # they would have to become inputs
         return None
-    before = _jax.open_jaxpr(jaxpr)
-    takes_base = gives_tokens(jaxpr)
-    base = _jax.new_var(TOKEN_TYPE) if takes_base else None
-    child = handler.child()
-    replaced: dict[Any, Any] = {}
-    eqns: list[Any] = []
-    sites_met = set()
-
-    def now(var: Any) -> Any:
-        return var if isinstance(var, _jax.Literal) else replaced.get(var, var)
-
-    def token_after(span: int) -> Any:
-        eqn, var = _jax.add_equation(base, child.skip(span))
-        eqns.append(eqn)
-        return var
-
-    ours = set(map(id, equations_with_sites(before)))
-    for eqn in before.eqns:
-        if id(eqn) not in ours:
-            for v in eqn.invars:
-                if type(v) is _jax.Var and v in replaced:
-                    eqns.append(eqn.replace(invars=[*map(now, eqn.invars)]))
-                    break
-            else:
-                eqns.append(eqn)
-            continue
-        invars = [now(v) for v in eqn.invars]
-        if eqn.primitive is site_p:
-            site, view = eqn.params["site"], eqn.params["view"]
-            if view.gates:  # values of elements that took another branch are set to zero, which is an operation
-                return None
-            operands = operands_of(invars, site, view)
-            outs = list(operands.arrays)
-            if view.gives_token(site):
-                operands.token = base if site not in sites_met else token_after(1)
-                sites_met.add(site)
-                outs.append(operands.token)
-            if child.sees(site):
-                where = child.meet(site, view, _jax.names_of(eqn))
-                if view.role != "mark":
-                    child.record(operands.arrays, where, operands.extras)
-            replaced.update(zip(eqn.outvars, outs))
-        elif eqn.primitive is not _jax.jit_p:  # a loop or a branch needs its rule
+    program, moving = _jax.open_jaxpr(jaxpr), _Moving(jaxpr, handler)
+    with_sites = set(map(id, equations_with_sites(program)))
+    for eqn in program.eqns:
+        if id(eqn) not in with_sites:
+            moving.keep(eqn)
+        elif eqn.primitive is site_p and not eqn.params["view"].gates:
+            moving.drop_site(eqn)
+        # A loop or a branch needs its rule. And where a site has gates, the values of elements that took another branch
+        # are set to zero, which is an operation.
+        elif eqn.primitive is not _jax.jit_p or not moving.rewrite_call(eqn):
             return None
-        else:
-            with _jax.open_names_of(eqn):
-                inner = rewrite(eqn.params["jaxpr"], child)
-            if inner.consts:
-                return None
-            front = [token_after(inner.span)] if inner.takes_base else []
-            once = inner.deduplicated
-            extra = [_jax.new_var(v.aval) for v in _jax.open_jaxpr(once.jaxpr).outvars[once.n_outs :]]
-            params = _jax.jit_params(eqn.params, once.jaxpr, n_in=len(front), n_out=len(extra))
-            outvars, effects = [*eqn.outvars, *extra], eqn.effects - {site_effect}
-            eqns.append(eqn.replace(invars=[*front, *invars], outvars=outvars, params=params, effects=effects))
-            child.items.append(Bundle(inner.specs, once.spread(outvars)[once.n_outs :], inner.cache))
-    specs = flat_specs(child.items)
+    child = moving.child
     moved = _jax.replace_jaxpr(
         jaxpr,
-        extra_invars=[base] if takes_base else [],
-        eqns=eqns,
-        outvars=[*map(now, before.outvars), *flat_arrays(child.items)],
-        effects=before.effects - {site_effect},
+        extra_invars=[] if moving.base is None else [moving.base],
+        eqns=moving.equations,
+        outvars=[*map(moving.current, program.outvars), *flat_arrays(child.items)],
+        effects=program.effects - {site_effect},
     )
-    return Rewritten(moved, [], len(before.outvars), specs, takes_base, child.span, child.met.alone())
+    takes_base, n_outs = moving.base is not None, len(program.outvars)
+    return Rewritten(moved, [], n_outs, flat_specs(child.items), takes_base, child.span, child.met.alone())
+
+
+class _Moving:
+    """A program while its sites are dropped: variables of the program stand where a handler has arrays elsewhere.
+
+    Attributes:
+        child: Records the variables.
+        base: The input that is the token to start from; None if no site gives out a token.
+        equations: Those of the new program so far.
+    """
+
+    def __init__(self, jaxpr: _jax.Jaxpr, handler: Handler) -> None:
+        self.child = handler.child()
+        self.base = _jax.new_var(TOKEN_TYPE) if gives_tokens(jaxpr) else None
+        self.equations: list[Any] = []
+        self._replaced: dict[Any, Any] = {}
+        self._sites_met: set[Site] = set()
+
+    def current(self, atom: Any) -> Any:
+        """What an operand of the old program is in the new one."""
+        return atom if isinstance(atom, _jax.Literal) else self._replaced.get(atom, atom)
+
+    def keep(self, eqn: _jax.Equation) -> None:
+        """An equation without sites; the same object where nothing changes, as in most of a large program."""
+        if any(type(v) is _jax.Var and v in self._replaced for v in eqn.invars):
+            eqn = eqn.replace(invars=[*map(self.current, eqn.invars)])
+        self.equations.append(eqn)
+
+    def drop_site(self, eqn: _jax.Equation) -> None:
+        """A site: its operands stand for its results, and are recorded."""
+        site, view = eqn.params["site"], eqn.params["view"]
+        operands = operands_of([*map(self.current, eqn.invars)], site, view)
+        outs = list(operands.arrays)
+        if view.gives_token(site):
+            # Tokens only tell the calls of one site apart, so all sites that were not inlined twice have one.
+            operands.token = self._token_after(1) if site in self._sites_met else self.base
+            self._sites_met.add(site)
+            outs.append(operands.token)
+        if self.child.sees(site):
+            where = self.child.meet(site, view, _jax.names_of(eqn))
+            if view.role != "mark":
+                self.child.record(operands.arrays, where, operands.extras)
+        self._replaced.update(zip(eqn.outvars, outs))
+
+    def rewrite_call(self, eqn: _jax.Equation) -> bool:
+        """A jitted call, which returns what was recorded inside; False if it takes constants."""
+        with _jax.open_names_of(eqn):
+            inner = rewrite(eqn.params["jaxpr"], self.child)
+        if inner.consts:
+            return False
+        front = [self._token_after(inner.span)] if inner.takes_base else []
+        once = inner.deduplicated
+        extra = [_jax.new_var(v.aval) for v in _jax.open_jaxpr(once.jaxpr).outvars[once.n_outs :]]
+        params = _jax.jit_params(eqn.params, once.jaxpr, n_in=len(front), n_out=len(extra))
+        invars, outvars = [*front, *map(self.current, eqn.invars)], [*eqn.outvars, *extra]
+        effects = eqn.effects - {site_effect}
+        self.equations.append(eqn.replace(invars=invars, outvars=outvars, params=params, effects=effects))
+        self.child.items.append(Bundle(inner.specs, once.spread(outvars)[once.n_outs :], inner.cache))
+        return True
+
+    def _token_after(self, span: int) -> Any:
+        """A new token, of so many that the child then has given out."""
+        eqn, var = _jax.add_equation(self.base, self.child.skip(span))
+        self.equations.append(eqn)
+        return var
