@@ -145,6 +145,7 @@ def prepare_scans_for_differentiation(prepare: Callable[[dict[str, Any]], tuple[
         prepared = prepare(params)
         if prepared is None:
             return linearize(is_vjp, nonzeros, *args, **params)
+        # The new scanned input comes last, and has no tangent.
         xs, params = prepared
         *outs_and_residuals, linear = linearize(is_vjp, [*nonzeros, False], *args, xs, **params)
         no_tangent = ad.Zero(typeof(xs).to_tangent_aval())
@@ -236,6 +237,7 @@ def _known_part(params: dict[str, Any], is_unknown: list[bool]) -> tuple[dict[st
     """
     n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
     test, body, carry = is_unknown[:n_test], is_unknown[n_test : n_test + n_body], is_unknown[n_test + n_body :]
+    # What is carried is unknown if it becomes so in any iteration: repeated until the carry no longer changes.
     while True:
         known_body, _, outs, _ = _pe.partial_eval_jaxpr_nounits(params["body_jaxpr"], [*body, *carry], carry)
         if outs == carry:
@@ -407,6 +409,7 @@ def made_jaxprs(
     def eval_jaxpr(jaxpr: Jaxpr, consts: Any, *args: Any, **options: Any) -> Any:
         return evaluate(*to_evaluate(jaxpr, consts), *args, **options)
 
+    # A program that was made may come back as that of a call or a loop, which JAX binds without evaluating it.
     def binding(primitive: Primitive) -> Change:
         bind = primitive.bind
         return Change(primitive, "bind", lambda *args, **params: bind(*args, **to_bind(params)))
@@ -591,6 +594,7 @@ def maps_told_apart(matters: Callable[[Any], bool]) -> InPlace:
     batch, batch_jaxpr, batch_jaxpr_axes = _batching.batch, _batching.batch_jaxpr2, _batching.batch_jaxpr_axes
     names = [field.name for field in dataclasses.fields(_batching.AxisData)]
 
+    # An axis that has its number already comes from a rule that maps a function inside.
     def new_batch(fun: Any, axis_data: AxisData, *rest: Any, **options: Any) -> Any:
         if type(axis_data) is _batching.AxisData:
             fields = [getattr(axis_data, name) for name in names]

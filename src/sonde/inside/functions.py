@@ -129,6 +129,7 @@ def _nesting_of(node: ast.AST) -> int:
         return max(1 + _nesting(node.body), _nesting(node.orelse))
     if isinstance(node, ast.With):
         return len(node.items) + _nesting(node.body)
+    # Python counts a block for `finally`, one for the handlers, and one more inside each of them, for its cleanup.
     if isinstance(node, (ast.Try, ast.TryStar)):
         final = int(bool(node.finalbody))
         handled = [final + 2 + _nesting(handler.body) for handler in node.handlers]

@@ -68,7 +68,7 @@ def _find_changed_inputs(jaxpr: _jax.Jaxpr) -> list[frozenset[int]]:
         return nothing if isinstance(var, _jax.Literal) else inputs_behind.get(var, nothing)
 
     for eqn in jaxpr.eqns:
-        if not any(map(look_up, eqn.invars)):
+        if not any(map(look_up, eqn.invars)):  # most equations of a model compute with activations alone
             continue
         for position, var in enumerate(eqn.outvars):
             if not getattr(var.aval, "ndim", 0):
@@ -125,6 +125,7 @@ class Changed:
             return False
         may_change = self._is_change.get(jaxpr)
         if may_change is None:
+            # Asked at every jitted call, and found once for each program.
             open_jaxpr = _jax.open_jaxpr(jaxpr)
             outs = [
                 i for i, var in enumerate(open_jaxpr.outvars) if getattr(var.aval, "shape", None) in self._all_shapes
@@ -193,6 +194,7 @@ class Sources:
         """Where an array comes from."""
         source = Source(set(), {}, [])
         todo = [value]
+        # After so many steps the search ends, and what it has not reached is unknown.
         for _ in range(_STEPS):
             if not todo:
                 break

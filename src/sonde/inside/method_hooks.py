@@ -192,6 +192,7 @@ def _passing_on(code: types.CodeType) -> types.CodeType:
     passed = ", ".join(
         [*plain, *([f"*{args}"] if args else []), *(f"{x}={x}" for x in only), *([f"**{kwargs}"] if kwargs else [])]
     )
+    # Code that replaces a function's must have the same free variables, used or not.
     free = "".join(f"\n        if 0: {name}" for name in code.co_freevars)
     text = (
         f"def outer({', '.join(code.co_freevars)}):\n    def inner({signature}):{free}\n"

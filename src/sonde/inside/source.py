@@ -144,6 +144,7 @@ class SourceFile:
 
     def _with_objects(self, code: CodeType, found: dict[int, CodeType]) -> CodeType:
         """The code with the placeholder words among its constants replaced by their objects."""
+        # A syntax tree cannot hold objects: a marked one has words in their place, which no other constant equals.
         constants: list[Any] = []
         own_index: int | None = None
         for constant in code.co_consts:

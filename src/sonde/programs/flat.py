@@ -186,6 +186,7 @@ def _outputs_of(level: Level, eqn: _jax.Equation, operands: list[int], around: S
             mark = Mark(params["site"], params["view"], around.names, len(level.equations), again=True)
             level.marks.setdefault(slot, []).append(mark)
         return passed_operands
+    # Inlined, so that one compiled program computes the values of all levels of calls.
     program = program_inside(primitive, params, operands, [level.types[slot] for slot in operands])
     if program is not None:
         return _inline(level, *program, around)

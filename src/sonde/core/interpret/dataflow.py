@@ -86,7 +86,7 @@ class Dataflow(Generic[T]):
                 return read(inputs[atom])
             if atom in consts:
                 return self.of_number(consts[atom])
-            if atom not in answers:
+            if atom not in answers:  # asked once, however many equations use the value
                 made = _made_by.of(opened)[atom]
                 answers[atom] = self.follow(made, lambda i: of(made.inputs[i]))
             return answers[atom]
@@ -125,6 +125,8 @@ class Dataflow(Generic[T]):
         is_carried = position < len(carry)
         if is_carried and of_input(carry[position]) is None:
             return None
+        # An answer for what is carried must hold before the first iteration and after each: it is assumed to be that of
+        # the initial value, and weakened until an iteration no longer changes it.
         while True:
             inside = self.inside(body, of_input)
             sources = inside(position)

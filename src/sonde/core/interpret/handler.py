@@ -214,7 +214,7 @@ class Handler:
 
     def token(self, site: Site) -> Any:
         """The token of a site that is met now."""
-        if site in self._sites_here:  # a jaxpr that was inlined twice
+        if site in self._sites_here:  # a jaxpr that was inlined twice: its calls must be told apart
             return self.allot(1)
         self._sites_here.add(site)
         return _as_token(self._base)

@@ -43,7 +43,7 @@ class CallCounts:
         if path in self._gated:
             calls = _with_open(frozenset(gate.choice for gate in gates), calls)
         number = max((n for before, n in calls.items() if not exclude_each_other(before, gates)), default=0)
-        self._calls[path] = {**calls, gates: number + 1}
+        self._calls[path] = {**calls, gates: number + 1}  # a new dict: a mark may hold the old one
         return number
 
     def items(self) -> Iterator[tuple[str, int]]:
@@ -177,6 +177,8 @@ class SeenSites:
         """
         if self._inside is not None and not any(handler.backward for handler in self._inside):
             return frozenset()
+        # A site that was differentiated n times has gradients of the orders 0, the innermost, to n - 1. A site whose
+        # value was not met was differentiated at least once more than the order of its gradient.
         return frozenset(
             n - 1 - order for site, order in self.backward for n in self.sites.get(site, {order + 1}) if n > order
         )

@@ -104,6 +104,7 @@ class Position(NamedTuple):
         names = self.names
         if not names and loop is None:
             return self
+        # The innermost scope with a star names the loop; scopes that were opened inside it name what is in the loop.
         at = [i for i, name in enumerate(names) if isinstance(name, LoopName)]
         loop_name = self.path(names[: at[-1] + 1]).rstrip("/") if at else self.loop_name
         if loop is not None and loop.length is not None:

@@ -217,7 +217,7 @@ def common_axes(a: Sequence[Axis], b: Sequence[Axis]) -> tuple[list[Axis], list[
     ways = list(_ways_to_find(a, b))
     if not ways:
         return _joined(a, b)
-    if len(ways) > 1:
+    if len(ways) > 1:  # two axes look alike: a guess could pair a gradient with the wrong one
         return None
     return list(a), [True] * len(a), [i in ways[0] for i in range(len(a))]
 
@@ -225,6 +225,7 @@ def common_axes(a: Sequence[Axis], b: Sequence[Axis]) -> tuple[list[Axis], list[
 def _joined(a: Sequence[Axis], b: Sequence[Axis]) -> tuple[list[Axis], list[bool], list[bool]] | None:
     """The same for two lists that both have axes the other lacks; None if their order is unknown."""
     row: list[tuple[Axis, bool, bool]] = []
+    # Merged like sorted lists. What is known of the order is which axes both have, and which `vmap` is inside which.
     while a or b:
         first, second = a[0] if a else None, b[0] if b else None
         if first is not None and second is not None and first.looks_like(second):

@@ -358,6 +358,7 @@ def _batched_site(
         active=tuple(x for x, d in zip(operands.active, at.active) if d is None),
     )
     out_dims = [d if d is None else 0 for d in at.arrays]
+    # A loop whose predicate is mapped has had its operand for this axis; what is left waits for further maps.
     extra_dims = {"token": at.token, "taken": at.gate}
     stopping = [loop for loop, d in zip(view.whiles, at.active) if d is not None]
     view = view.replace(whiles=tuple(loop for loop in view.whiles if loop not in stopping)) if stopping else view
@@ -389,6 +390,7 @@ def _batched(primitive: _jax.Primitive) -> Any:
         n = len(args) - (primitive is marker_p or view.gives_token(site))
         out_dims = [d if d is None else 0 for d in dims[:n]]
         args = list(map(_front, args, dims))
+        # A tangent that the examples share has one cotangent, their sum; mapped, it has one for each.
         if site.grads and any(d is not None for d in out_dims):
             args[:n] = [x if d == 0 else repeated(x, axis_data) for x, d in zip(args, out_dims)]
             out_dims = [0] * n

@@ -144,6 +144,7 @@ def strange_scope() -> str | None:
     for opened in _jax.name_stack():
         if not isinstance(opened, ScopeName):
             continue
+        # A task or generator that waits cannot close its scope, and must not name the sites of what runs instead.
         if opened.task is not None and opened.task != _current_task():
             return (
                 f"scope {str(opened)!r}, which another asyncio task entered and has not left: do not await inside "

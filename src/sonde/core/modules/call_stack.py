@@ -247,6 +247,7 @@ class CallStack:
         last = len(self.segments) - 1
         segment = self.segments[last]
         current_path = segment.current_path(self.depth)
+        # Relative to the current path where possible, so that a trace serves calls under other paths too.
         if place.is_current_path:
             return Move(0, "")
         if place.absolute:

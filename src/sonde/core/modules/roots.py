@@ -44,7 +44,7 @@ def find_roots(
     roots = [("", first)]
     attributes = {str(key) for key, _ in children_of(first)}
     referred_to = [(name, x) for name, x in _referred_to(f) if _is_root(x)]
-    if id(first) not in names:
+    if id(first) not in names:  # trained meanwhile, or a copy that a transform has made
         candidates = [
             x
             for _, x in modules

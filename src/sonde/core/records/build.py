@@ -54,6 +54,7 @@ def make_records(items: Sequence[Item | Bundle], met: SeenSites, *, reduce: Redu
         met: What the handler has met.
         reduce: The reduce function, applied to the zeros of a missing gradient.
     """
+    # A training step that is called often is one bundle with known specs: only its arrays are new.
     if {*map(type, items)} == {Bundle}:
         bundles: Any = items
         layouts = bundles[0].cache

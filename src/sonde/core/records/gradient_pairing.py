@@ -78,6 +78,7 @@ def pair(items: Iterable[Item], met: SeenSites) -> list[Call]:
         elif not any(site in met.sites for site in item.sites):
             orphans.append(Call(item, {}))
     passes = met.passes
+    # A backward pass that ran without reaching a site leaves a gradient of zero; where none ran, there is none.
     for call in calls:
         call.grads = {order: _with_axes_of(call.item, item) for order, item in call.grads.items() if item is not None}
         for order in (call.item.view.order - 1 - number for number in passes):
@@ -246,6 +247,7 @@ def _add(call: Call, gradient: Item, orphans: list[Call]) -> None:
     recorded as a separate call instead.
     """
     gradient = _in_order_of(call.item, gradient)
+    # The cotangent of an axis does not know in which run of a `vmap` it is; its value does.
     axes = tuple(axis.of_value(call.item.view.axes) for axis in gradient.view.axes)
     gradient = dataclasses.replace(gradient, view=gradient.view.replace(axes=axes))
     order = gradient.view.order
@@ -269,6 +271,7 @@ def _sum(value: Item, a: Item, b: Item) -> Item | None:
     A gradient without a part for a leaf adds nothing.
     """
     n_loops = len(_loops(value))
+    # One of two passes may have run in a loop of its own, once for each iteration: what reaches the value is their sum.
     if len(_loops(a)) != len(_loops(b)):
         a, b = _without_further_loops(a, n_loops), _without_further_loops(b, n_loops)
     common = common_axes(a.view.axes, b.view.axes)

@@ -85,6 +85,7 @@ def run_with(
         with Session(handler) as session:
             try:
                 session.change(_changes)
+                # Most programs have no modules, and looking for them among the arguments takes time.
                 if models or SESSIONS.look_for_modules:
                     copies = begin_call_stack(session, f, args, kwargs, request, models).copies
                     trace.changed = copies.followed if copies is not None and copies.followed.shapes else None
@@ -110,7 +111,7 @@ def run_with(
                 session.end()
     finally:
         trace.invalidate()
-    if session.lost is not None:
+    if session.lost is not None:  # a site in a thread: the records would lack it, though the program went well
         raise session.lost
     handler.finish()
     return result

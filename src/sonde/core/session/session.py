@@ -270,7 +270,7 @@ class Session:
         self.has_ended = True
         # These refer to this object, and to the values of the program: it must not wait for the garbage collector.
         self._undo, self.frame, self.call_stack, self.inside, self.scope, self.runs = [], None, None, None, None, ()
-        if self.outer is None or not self.outer.runs:
+        if self.outer is None or not self.outer.runs:  # no capture is left in the thread that could ask for them
             _jax.forget_arguments()
         if interrupt is not None:
             raise interrupt

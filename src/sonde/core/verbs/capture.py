@@ -164,6 +164,7 @@ def _jitted_capture(
         whole_key = (*key, models or asked, state_of(*patterns, options["reduce"]))
         return kept_with(f, whole_key, functools.partial(make, models))
 
+    # One program for all calls: it is found now, and a call costs no more than that of the jitted function.
     if not has_models and state_of(*patterns, options["reduce"]) is None:
         return compiled((), {})
     # What a predicate or a reduce function reads may differ at the next call, and so may the place of a model.

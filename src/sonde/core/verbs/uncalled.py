@@ -93,6 +93,7 @@ def two_steps(verb: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(verb)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        # Otherwise Python's own error would count the arguments of the verb, and not say that it is called twice.
         if len(args) > len(taken) and not takes_any:
             raise TypeError(
                 f"{written} takes {counted(len(taken), 'argument')}, got {len(args)}; to run it, call what it "

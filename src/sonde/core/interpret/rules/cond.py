@@ -51,7 +51,7 @@ def cond_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
     wider = {**params, "branches": tuple(branch.jaxpr for branch in once)}
     outs = once[0].spread(_jax.cond_p.bind(index, *front, *operands, **wider))
     items = build_items(slots.specs, outs[slots.n_outs :])
-    chosen = jnp.clip(index, 0, len(branches) - 1)  # as JAX does
+    chosen = jnp.clip(index, 0, len(branches) - 1)  # as JAX does with an index that is out of range
     is_filled = functools.cache(lambda filled: jnp.asarray(filled)[chosen])  # many sites have one flag
     for item, filled in zip(items, slots.filled):
         if all(filled):
@@ -95,6 +95,7 @@ class _Slots:
             for spec in branch.specs:
                 own_types = types[position : position + spec.size]
                 key = self._free_key(spec, own_types, starts)
+                # The first spec of a slot stands for all, with the sites of all branches: a gradient may be of any.
                 first = slots[key][0] if key in slots else dataclasses.replace(spec, sites=())
                 view = first.view.joined(spec.view) if first.sites else spec.view
                 slots[key] = (dataclasses.replace(first, sites=(*first.sites, *spec.sites), view=view), own_types)
@@ -153,6 +154,7 @@ class _Slots:
     def _branch(self, i: int, mine: slice, types: list[Any], n_consts: int) -> Any:
         branch, starts = self.new[i], self.starts[i]
 
+        # `cond` gives all branches the same operands, so each gets the constants of all.
         def run(*flat: Any) -> list[Any]:
             base, flat = (flat[:1], flat[1:]) if self.takes_base else ((), flat)
             consts, operands = flat[:n_consts][mine], flat[n_consts:]

@@ -151,12 +151,14 @@ def custom_jvp_rule(
     recorded = _Recorded(trace.handler, "custom_jvp")
 
     def new_jvp(*primals_and_tangents: Any) -> list[Any]:
+        # What the handler carries came as operands too, and so with tangents, which nothing uses.
         half = len(primals_and_tangents) // 2
         primals, carried = recorded.divide(primals_and_tangents[:half])
         tangents, _ = recorded.divide(primals_and_tangents[half:])
         outs, items = recorded.run(jvp, (*primals, *tangents), carried)
         n = len(outs) // 2
         values = recorded.of_rule(n, items, lambda: recorded.run(fun, primals, carried, beside=True)[1])
+        # What was recorded is only looked at: no derivative goes through it.
         zeros = [_jax.instantiated_zero_tangent(v, symbolic=symbolic_zeros) for v in values]
         return [*recorded.primal(outs[:n], carried), *values, *outs[n:], *zeros]
 

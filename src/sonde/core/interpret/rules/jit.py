@@ -24,6 +24,7 @@ def jit_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> l
     if not handler.donates:
         params = {**params, "donated_invars": (False,) * len(params["donated_invars"])}
     rewritten = rewrite(params["jaxpr"], handler)
+    # XLA copies a value for each output that it is: one that has several sites leaves the call once.
     inputs, once = rewritten.inputs(handler), rewritten.deduplicated
     wider = _jax.jit_params(params, once.jaxpr, n_in=len(inputs), n_out=once.n_extra)
     return _recorded(handler, rewritten, inputs, args, _jax.jit_p.bind(*inputs, *args, **wider))

@@ -36,6 +36,7 @@ def scan_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
     rewritten = rewrite(body, handler, steps, loop=Loop(None, length))
     inputs = rewritten.inputs(handler)
     once = rewritten.deduplicated
+    # New constants come first and new scanned inputs last, so that the carry keeps its place.
     wider = _jax.scan_params(params, once.jaxpr, n_consts=len(inputs), n_xs=len(xs), n_ys=once.n_extra)
     operands = [*inputs, *args, *xs]
     outs = once.spread(_jax.scan_p.bind(*operands, **wider))
@@ -43,7 +44,7 @@ def scan_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
     axis = Axis("scan", length, loop=object(), reverse=reverse)
     name = handler.position.loop_path()
     items = rewritten.items(outs, axis) if name is None else rewritten.items_of_named(outs, axis, name)
-    if reverse:
+    if reverse:  # gradients are put in order when they are paired with their values
         items = [item.map_arrays(_turned) if item.view.is_value else item for item in items]
     handler.items += items
     return outs[: rewritten.n_outs]

@@ -62,6 +62,7 @@ def _with_mesh_axes(
         union = frozenset().union(*map(_jax.varying_axes, item.leaves))
         arrays_inside = [*(_jax.varying_over(x, union) for x in item.leaves), *arrays_inside[len(item.leaves) :]]
     for array, name in zip(arrays_inside, item.names):
+        # With `check_vma=False` JAX does not know what varies, so everything may.
         everywhere = name == "token" or not checked
         names_of_array = [n for n in names if everywhere or n in _jax.varying_axes(array)]
         loops = n_loops if name is None else sum(a.on_extra(name) for a in item.view.axes[:n_loops])
