@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
@@ -48,6 +49,7 @@ __all__ = [
     "AxisData",
     "CustomJVPTraced",
     "CustomVJPTraced",
+    "Dims",
     "Effect",
     "Equation",
     "ExtendedDType",
@@ -87,6 +89,7 @@ else:
     Jaxpr = _core.Jaxpr
 Equation = _core.JaxprEqn
 AxisData = _batching.AxisData
+Dims: TypeAlias = Sequence[int | None]  # for each operand, where the mapped axis is; None: it has none
 
 # Not from jax.extend.core, which has them too: importing it loads Pallas, 20 ms that most programs never need.
 Literal = _core.Literal

@@ -112,7 +112,7 @@ def _batched(primitive: _jax.Primitive) -> Any:
     def rule(
         axis_data: _jax.AxisData,
         args: Sequence[Any],
-        dims: Sequence[int | None],
+        dims: _jax.Dims,
         *,
         edit: GradientEdit,
         n: int,

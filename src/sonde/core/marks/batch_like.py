@@ -45,7 +45,7 @@ def _arrays(*args: Any, n: int) -> list[Any]:
     return list(args[:n])
 
 
-def _batched(axis_data: _jax.AxisData, args: Sequence[Any], dims: Sequence[int | None], *, n: int) -> Any:
+def _batched(axis_data: _jax.AxisData, args: Sequence[Any], dims: _jax.Dims, *, n: int) -> Any:
     arrays, out_dims = list(args[:n]), list(dims[:n])
     if any(d is not None for d in dims[n:]):
         for i in (i for i in range(n) if dims[i] is None):

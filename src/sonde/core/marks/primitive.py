@@ -345,9 +345,7 @@ def _with_mapped_axis(
     return view.replace(axes=(axis, *view.axes))
 
 
-def _batched_site(
-    axis_data: _jax.AxisData, args: Sequence[Any], dims: Sequence[int | None], *, site: Site, view: View
-) -> Any:
+def _batched_site(axis_data: _jax.AxisData, args: Sequence[Any], dims: _jax.Dims, *, site: Site, view: View) -> Any:
     operands, at = operands_of(args, site, view), operands_of(dims, site, view)
     batched = Operands(
         [_front(x, d) for x, d in zip(operands.arrays, at.arrays)],
@@ -384,9 +382,7 @@ def _batched_site(
 def _batched(primitive: _jax.Primitive) -> Any:
     """The batching of markers and plain sites, whose operands are arrays and perhaps a token."""
 
-    def rule(
-        axis_data: _jax.AxisData, args: Sequence[Any], dims: Sequence[int | None], *, site: Site, view: View
-    ) -> Any:
+    def rule(axis_data: _jax.AxisData, args: Sequence[Any], dims: _jax.Dims, *, site: Site, view: View) -> Any:
         n = len(args) - (primitive is marker_p or view.gives_token(site))
         out_dims = [d if d is None else 0 for d in dims[:n]]
         args = list(map(_front, args, dims))

@@ -219,11 +219,7 @@ def _gated(branch: _jax.Jaxpr, gate: Gate, gate_type: Any) -> Any:
 
 
 def _gates(
-    choice: object,
-    axis_data: _jax.AxisData,
-    args: Sequence[Any],
-    dims: Sequence[int | None],
-    branches: Sequence[_jax.Jaxpr],
+    choice: object, axis_data: _jax.AxisData, args: Sequence[Any], dims: _jax.Dims, branches: Sequence[_jax.Jaxpr]
 ) -> tuple[Any, Any, Any]:
     """The operands of a cond, where they are mapped, and its branches: with a gate for the sites of each."""
     n = len(branches)
@@ -248,12 +244,7 @@ def _whole(branch: _jax.Jaxpr) -> Any:
 
 def _gating_batcher(plain: Any) -> Any:
     def rule(
-        axis_data: _jax.AxisData,
-        args: Sequence[Any],
-        dims: Sequence[int | None],
-        *,
-        branches: Sequence[_jax.Jaxpr],
-        **params: Any,
+        axis_data: _jax.AxisData, args: Sequence[Any], dims: _jax.Dims, *, branches: Sequence[_jax.Jaxpr], **params: Any
     ) -> Any:
         if any(map(has_sites, branches)):
             args, dims, branches = mapped_alike(axis_data, args, dims, branches)
@@ -267,7 +258,7 @@ def _gating_batcher(plain: Any) -> Any:
     def selected(
         axis_data: _jax.AxisData,
         args: Sequence[Any],
-        dims: Sequence[int | None],
+        dims: _jax.Dims,
         branches: Sequence[_jax.Jaxpr],
         params: dict[str, Any],
     ) -> Any:

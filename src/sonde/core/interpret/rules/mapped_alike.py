@@ -150,7 +150,7 @@ def _follows(branches: Sequence[dict[Any, _Shared]], *, chosen_by_each: bool) ->
 
 
 def mapped_alike(
-    axis_data: _jax.AxisData, args: Sequence[Any], dims: Sequence[int | None], branches: Sequence[_jax.Jaxpr]
+    axis_data: _jax.AxisData, args: Sequence[Any], dims: _jax.Dims, branches: Sequence[_jax.Jaxpr]
 ) -> tuple[Any, Any, Any]:
     """The operands of a cond, where they are mapped, and its branches: with the same axes for sites of one slot."""
     slots = [_sites_by_slot(branch, axis_data, [d is not None for d in dims[1:]]) for branch in branches]

@@ -318,7 +318,7 @@ def _predicate_is_mapped(axis_data: _jax.AxisData, dims: Sequence[Any], params: 
 
 
 def _naming_batcher(plain: Any) -> Any:
-    def rule(axis_data: _jax.AxisData, args: Sequence[Any], dims: Sequence[int | None], **params: Any) -> Any:
+    def rule(axis_data: _jax.AxisData, args: Sequence[Any], dims: _jax.Dims, **params: Any) -> Any:
         test, body = params["cond_jaxpr"], params["body_jaxpr"]
         if not (has_sites(test) or has_sites(body)) or not _predicate_is_mapped(axis_data, dims, params):
             return plain(axis_data, args, dims, **params)
