@@ -19,7 +19,7 @@ from sonde.core.edits.plan import ADDED, REPLACED, Near, Put, added
 from sonde.core.interpret.handler import Handler
 from sonde.core.interpret.items import Extra, Item, expand
 from sonde.core.interpret.recording import Recording, Reduce
-from sonde.core.interpret.trace import SiteTrace
+from sonde.core.interpret.trace import SiteTrace, UnwrappedTrace
 from sonde.core.interpret.where import Where
 from sonde.core.marks.arrays import arrays_in, as_now, flattened, shapes_in, split_arrays
 from sonde.core.marks.axes import Axis, spread

@@ -15,13 +15,13 @@ import jax
 import numpy as np
 
 from sonde import _jax
-from sonde.core import Handler, InsideRequest, marker_p, plain_p, run_with, site_p, with_capture_state
+from sonde.core import Handler, InsideRequest, UnwrappedTrace, marker_p, plain_p, run_with, site_p, with_capture_state
 from sonde.errors import CaptureError
 from sonde.programs.callbacks import Written, writing
 from sonde.programs.flat import Equation, Level
 
 
-class Tape(_jax.Trace):
+class Tape(UnwrappedTrace):
     """The trace that a function runs under while it is taped.
 
     Attributes:
@@ -34,27 +34,18 @@ class Tape(_jax.Trace):
     sees_all = True
 
     def __init__(self, parent: Any, handler: Any) -> None:
-        super().__init__()
+        super().__init__(parent, handler)
         if parent is not _jax.eval_trace:
             raise CaptureError(
                 "first_nonfinite must run on numbers, but it is called in a program that is being traced: call it "
                 "outside jit, vmap and grad"
             )
-        self.parent = parent
-        self.handler = handler
-        self.requires_low = getattr(parent, "requires_low", True)
-        self._weakref = parent._weakref  # code that compares trace levels must not see a new level
         self.level = Level()
         self.arrays: list[Any] = []
         self.raised: int | None = None
         self.written: Written = {}
-        self.changed = None  # what `run_with` notes on arrays, for captures
         self._slots: dict[int, int] = {}
         self._n_names = _jax.count_open_names()
-
-    def invalidate(self) -> None:
-        """Ends the trace; the tape stays."""
-        super().invalidate()
 
     def slot_of(self, value: Any) -> int:
         """The slot of a value. JAX's arrays do not change, so that the same object is the same value."""
@@ -128,11 +119,6 @@ class Tape(_jax.Trace):
                 self.raised = len(self.level.equations) - 1
             raise
 
-    def process_call(self, call_primitive: Any, f: Any, tracers: Any, params: Any, /) -> Any:
-        """A call that JAX inlines is inlined."""
-        with _jax.set_current_trace(self):
-            return f.call_wrapped(*tracers)
-
     def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **params: Any) -> Any:
         """A function with its own forward derivative, which is not asked for here."""
         with _jax.set_current_trace(self):
@@ -162,15 +148,6 @@ class Tape(_jax.Trace):
             outs = jitted(*args)
         answer = answers[0]
         return answer.update(list(outs))
-
-    def stage_value(self, val: Any) -> Any:
-        """Lifts a value into the trace around."""
-        return self.parent.stage_value(val)
-
-    def cur_qdd(self, x: Any) -> Any:
-        """The current content of a mutable object whose type JAX tracks."""
-        with _jax.set_current_trace(self.parent):
-            return self.parent.cur_qdd(x)
 
 
 @dataclasses.dataclass(eq=False)

@@ -23,7 +23,7 @@ from sonde.core.interpret.items import Bundle, Extra, Item, flat_arrays
 from sonde.core.interpret.seen_sites import CallCounts, SeenSites
 from sonde.core.interpret.where import Loop, Position, Where
 from sonde.core.marks.operands import operands_of
-from sonde.core.marks.path import ByPath, Pattern, checked_name, matches, no_such_site
+from sonde.core.marks.path import Pattern, PatternsByPath, checked_name, matches, no_such_site
 from sonde.core.marks.primitive import bind_site, site_p
 from sonde.core.marks.site import Site, View, naming
 from sonde.core.session.session import CaptureState
@@ -66,7 +66,7 @@ class Handler:
     def __init__(self, key: Hashable, patterns: tuple[Pattern, ...]) -> None:
         self.key = key
         self.patterns = patterns
-        self._patterns = ByPath(patterns)
+        self._patterns = PatternsByPath(patterns)
         self.items: list[Item | Bundle] = []
         self.met = SeenSites()
         self.counts = CallCounts()

@@ -28,8 +28,14 @@ RULES: dict[Any, Rule] = {}
 CUSTOM_RULES: dict[str, Callable[..., Any]] = {}
 
 
-class SiteTrace(_jax.Trace):
-    """Runs a function on behalf of a handler, on top of the trace `parent`."""
+class UnwrappedTrace(_jax.Trace):
+    """A trace on top of another one, under which values stay as they are: there are no tracers of it.
+
+    Attributes:
+        parent: The trace around.
+        handler: What is done at sites.
+        changed: Notes on arrays that are computed here, if any.
+    """
 
     __slots__ = ("changed", "handler", "parent")
 
@@ -37,17 +43,11 @@ class SiteTrace(_jax.Trace):
         super().__init__()
         self.parent: Any = parent
         self.handler = handler
-        self.changed: FollowedArrays | None = None  # notes on arrays that are computed here, if any
+        self.changed: FollowedArrays | None = None
         self.requires_low = getattr(parent, "requires_low", True)
         # Code that compares trace levels (Variables refuse to be changed from another one) must not see a new level,
         # and jit's fast path must not see a new cache key.
         self._weakref = parent._weakref
-
-    def invalidate(self) -> None:
-        """Ends the trace. JAX may keep a trace inside it with a program, and with that this one, but no values."""
-        super().invalidate()
-        self.changed = None
-        del self.handler
 
     def stage_value(self, val: Any) -> Any:
         """Lifts a value into the trace around."""
@@ -57,6 +57,23 @@ class SiteTrace(_jax.Trace):
         """The current content of a mutable object whose type JAX tracks."""
         with _jax.set_current_trace(self.parent):
             return self.parent.cur_qdd(x)
+
+    def process_call(self, call_primitive: Any, f: Any, tracers: Sequence[Any], params: dict[str, Any], /) -> Any:
+        """A call that JAX inlines is inlined."""
+        with _jax.set_current_trace(self):
+            return f.call_wrapped(*tracers)
+
+
+class SiteTrace(UnwrappedTrace):
+    """Runs a function on behalf of a handler."""
+
+    __slots__ = ()
+
+    def invalidate(self) -> None:
+        """Ends the trace. JAX may keep a trace inside it with a program, and with that this one, but no values."""
+        super().invalidate()
+        self.changed = None
+        del self.handler
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Hands a site to the handler."""
@@ -133,11 +150,6 @@ class SiteTrace(_jax.Trace):
     def _bind(self, primitive: _jax.Primitive, tracers: Sequence[Any], params: dict[str, Any]) -> Any:
         with _jax.set_current_trace(self.parent):
             return primitive.bind(*tracers, **params)
-
-    def process_call(self, call_primitive: Any, f: Any, tracers: Sequence[Any], params: dict[str, Any], /) -> Any:
-        """A call that JAX inlines is inlined."""
-        with _jax.set_current_trace(self):
-            return f.call_wrapped(*tracers)
 
     def process_custom_jvp_call(
         self, primitive: _jax.Primitive, fun: Any, jvp: Any, tracers: Sequence[Any], /, **params: Any

@@ -114,8 +114,8 @@ def glob_matches(glob: str, path: str) -> bool:
     return glob == path or _compiled(glob).fullmatch(path) is not None
 
 
-class ByPath:
-    """Patterns, of which those that are a path as it is written are found by it: there may be one for every site."""
+class PatternsByPath:
+    """Patterns, found by the path of a site if they are written like it: records as edits have one for every site."""
 
     def __init__(self, patterns: Sequence[Pattern]) -> None:
         self._others: list[tuple[int, Pattern]] = []
