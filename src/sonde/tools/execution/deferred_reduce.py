@@ -11,7 +11,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from sonde.core import Extra, Pattern, Recording, Reduce, Site, Where
+import jax
+import jax.numpy as jnp
+
+from sonde.core import Extra, Pattern, Recording, Reduce, Site, Where, arrays_in
 
 SMALL = 2**21
 """Up to how many bytes the arrays of a site are kept whole."""
@@ -19,6 +22,17 @@ SMALL_IN_LOOPS = 2**26
 """Up to how many bytes they are kept whole in all iterations together."""
 ROOM = 2**28
 """How many bytes of larger arrays, up to `SMALL_IN_LOOPS` each, are kept whole in all."""
+
+
+WHOLE = "whole"
+"""The name of an array itself, among its moments: they are computed later."""
+
+
+def whole_parts(value: Any) -> list[dict[str, Any]]:
+    """The arrays of a pytree themselves, in place of their moments."""
+    return [
+        {} if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) else {WHOLE: jnp.asarray(x)} for x in arrays_in(value)
+    ]
 
 
 class KeepingSmall(Recording):

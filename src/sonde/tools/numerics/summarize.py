@@ -11,8 +11,6 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, ParamSpec
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from sonde._array_text import counted, indexed
@@ -20,7 +18,6 @@ from sonde.core import (
     Pattern,
     Records,
     Rows,
-    arrays_in,
     attach_records,
     check_callable,
     check_patterns,
@@ -31,7 +28,7 @@ from sonde.core import (
     wrapped_like,
 )
 from sonde.display import Leaf, WholePaths, as_text, tree_html
-from sonde.tools.execution.deferred_reduce import KeepingSmall
+from sonde.tools.execution.deferred_reduce import WHOLE, KeepingSmall, whole_parts
 from sonde.tools.execution.record_values import Seen, each_seen, on_host
 from sonde.tools.numerics.array_statistics import (
     EDGES,
@@ -46,7 +43,6 @@ from sonde.tools.reading.heatmap import Drawn, Heat
 P = ParamSpec("P")
 
 _COLUMNS = ("site", "iteration", "kind", "array", "mean", "std", "min", "max", "norm", "zeros", "dead", "bad")
-_WHOLE = "whole"  # the array itself, whose moments are computed later
 _SHOWN = 3  # rows of a loop at each end
 
 
@@ -199,7 +195,7 @@ def summarize(
     chosen = check_patterns(patterns, "summarize")
 
     def summarized(*args: P.args, **kwargs: P.kwargs) -> Summary:
-        handler = KeepingSmall(chosen, large=moments_of_parts, small=_parts, grads=grads, donates=False)
+        handler = KeepingSmall(chosen, large=moments_of_parts, small=whole_parts, grads=grads, donates=False)
         try:
             run_with(handler, f, args, kwargs, grads=grads, inside=asked)
         except Exception as error:
@@ -211,14 +207,6 @@ def summarize(
     return wrapped_like(summarized, f)
 
 
-def _parts(value: Any) -> list[dict[str, Any]]:
-    """The arrays of a pytree themselves, in place of their moments."""
-    return [
-        {} if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) else {_WHOLE: jnp.asarray(x)}
-        for x in arrays_in(value)
-    ]
-
-
 def rows_of(records: Records, verb: str, names: Collection[str] = NAMES) -> Iterator[Row]:
     """The rows of records whose values are the moments for these statistics; `verb` names the caller in messages."""
     for seen in each_seen(on_host(records, verb)):
@@ -228,8 +216,8 @@ def rows_of(records: Records, verb: str, names: Collection[str] = NAMES) -> Iter
 def rows_at(seen: Seen, names: Collection[str] = NAMES) -> Iterator[Row]:
     """The rows of one value or gradient with NumPy arrays: array by array, and for each by iteration."""
     for part, kind, found in seen.numbers():
-        if _WHOLE in found:
-            found = moments_of_whole(found[_WHOLE], len(seen.axes), names)
+        if WHOLE in found:
+            found = moments_of_whole(found[WHOLE], len(seen.axes), names)
         yield from _rows(seen, part, kind, found, names)
 
 

@@ -21,7 +21,6 @@ from sonde.core import (
     Item,
     Pattern,
     StandIns,
-    arrays_in,
     expand,
     kept_with,
     make_records,
@@ -29,11 +28,9 @@ from sonde.core import (
     stand_ins,
     wrapped_like,
 )
-from sonde.tools.execution.deferred_reduce import KeepingSmall
+from sonde.tools.execution.deferred_reduce import WHOLE, KeepingSmall, whole_parts
 from sonde.tools.execution.host_transfer import Fetching
 from sonde.tools.numerics.array_statistics import moments, moments_of_parts
-
-_WHOLE = "whole"
 
 
 def worth_stacking() -> bool:
@@ -53,7 +50,7 @@ def stacked_capture(
 
     def captured(models: StandIns, *args: Any, **kwargs: Any) -> tuple[Any, Fetching]:
         models.note((args, kwargs))
-        handler = KeepingSmall(patterns, grads=grads, large=reduce, small=_parts)
+        handler = KeepingSmall(patterns, grads=grads, large=reduce, small=whole_parts)
         result = run_with(handler, fn, args, kwargs, grads=grads, inside=inside)
         items = _together(expand(handler.items), names)
         return result, Fetching.packed(make_records(items, handler.met, reduce=reduce))
@@ -66,27 +63,20 @@ def stacked_capture(
     return compiled
 
 
-def _parts(value: Any) -> list[dict[str, Any]]:
-    return [
-        {} if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) else {_WHOLE: jnp.asarray(x)}
-        for x in arrays_in(value)
-    ]
-
-
 def _together(items: list[Item], names: Collection[str]) -> list[Item]:
     """The items, with moments in place of arrays that were kept whole."""
     alike: dict[Any, list[tuple[int, int]]] = {}  # by shape: which item, which of its arrays
     whole = [jax.tree.unflatten(item.tree, item.leaves) for item in items]
     for i, (item, parts) in enumerate(zip(items, whole)):
         for j, part in enumerate(parts):
-            if _WHOLE in part:
-                x = part[_WHOLE]
+            if WHOLE in part:
+                x = part[WHOLE]
                 alike.setdefault((x.shape, x.dtype, len(item.view.axes)), []).append((i, j))
     for (_, _, lead), places in alike.items():
         made: Callable = functools.partial(moments, names=names)
         for _ in range(1 + lead):
             made = jax.vmap(made)
-        found = made(jnp.stack([whole[i][j][_WHOLE] for i, j in places]))
+        found = made(jnp.stack([whole[i][j][WHOLE] for i, j in places]))
         for n, (i, j) in enumerate(places):
             whole[i][j] = {name: x[n] for name, x in found.items()}
     new = []
