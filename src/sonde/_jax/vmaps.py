@@ -155,7 +155,7 @@ def runs_of_maps(trace: Any) -> tuple[object, ...]:
 
 
 def in_these_runs(mapped: MappedBy | None, runs: tuple[object, ...]) -> MappedBy | None:
-    """The same with its call, if it is from an active `vmap` and not from an earlier one."""
+    """Which `vmap` made an axis, with the call of it that runs, unless it is from an earlier one."""
     if mapped is None or mapped.program is not RUNNING or mapped.inherited or mapped.runs is not None:
         return mapped
     return mapped._replace(runs=runs[: len(mapped.path)]) if len(mapped.path) <= len(runs) else mapped

@@ -73,7 +73,7 @@ class BoundRequest:
         return [model for ref in self.models if (model := ref()) is not None]
 
     def at(self, models: Sequence[Any]) -> BoundRequest:
-        """The same for other models."""
+        """This request for other models."""
         return BoundRequest(self.request, models)
 
     def nested_in(self, outer: ActiveRequests | None, depth: int) -> ActiveRequests:

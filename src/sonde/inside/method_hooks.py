@@ -177,7 +177,7 @@ def passing_on(code: types.CodeType, call: Callable[..., Any], inner: Callable[.
 
 @functools.lru_cache(maxsize=2**16)
 def _passing_on(code: types.CodeType) -> types.CodeType:
-    """The same, with placeholder words for what it calls. Cached: every call of a model may be captured."""
+    """The code of `passing_on` with placeholder words for what it calls; it serves all codes with such arguments."""
     n = code.co_argcount
     names = code.co_varnames
     plain, only = names[:n], names[n : n + code.co_kwonlyargcount]

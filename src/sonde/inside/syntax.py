@@ -260,7 +260,7 @@ class _Inside(_Outside):
         return _at(ast.Assign([_at(ast.Name(name, ast.Store()), place)], value), place)
 
     def _again_in_place(self, place: Any, name: str) -> ast.expr:
-        """The same as an expression."""
+        """`(x := MARK(x, "x"))`, where only an expression can stand."""
         value = self._mark("mark", _at(ast.Name(name, ast.Load()), place), name, place)
         return _at(ast.NamedExpr(_at(ast.Name(name, ast.Store()), place), value), place)
 

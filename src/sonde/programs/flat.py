@@ -131,7 +131,7 @@ class Surroundings:
     backward: bool = False
 
     def at(self, eqn: _jax.Equation, jaxpr: _jax.Jaxpr) -> Surroundings:
-        """The same for an equation of the program."""
+        """What is known about the program that an equation of this program runs."""
         has_lines = not self.sources or _jax.has_own_lines(eqn.source_info, jaxpr)
         return Surroundings(
             (eqn.source_info, *self.sources) if has_lines else self.sources,

@@ -46,7 +46,7 @@ def run_plain(program: Callable[..., list[Any]], values: Sequence[Any], types: S
 
 
 def run_optimized(program: Callable[..., list[Any]], values: Sequence[Any], types: Sequence[Any]) -> list[Any]:
-    """The same, compiled as a user's program is: takes longer, and rounds more nearly as that did."""
+    """Compiles a function of flat values as a user's program is, and runs it: slower, with more of the same rounding."""
     del types
     with with_capture_state(None):
         return jax.jit(program)(*values)

@@ -36,7 +36,7 @@ class Program:
     memo: dict[tuple[int, int], tuple[Any, Any]] = dataclasses.field(default_factory=dict)
 
     def __call__(self, *values: Any) -> list[Any]:
-        """Runs it on other inputs and constants."""
+        """Runs the program on other inputs and constants."""
         return _jax.eval_opened(self.jaxpr, *values)
 
     @property
@@ -110,7 +110,7 @@ def inner_constants(jaxpr: _jax.Jaxpr) -> list[Any]:
 
 
 def _kept_inputs(jaxpr: _jax.Jaxpr) -> Any:
-    """The same program, in which jitted calls do not donate their arguments: these are needed again.
+    """A program in which jitted calls do not donate their arguments, which are needed again.
 
     It is the program itself if no call donates.
     """

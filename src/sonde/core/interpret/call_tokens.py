@@ -195,7 +195,7 @@ class _Possible(Dataflow[frozenset[int]]):
         self._known: dict[int, tuple[Any, Numbers]] = {}
 
     def of_number(self, value: Any) -> Numbers:
-        """Those in an array, or in a tracer of the program that is being traced."""
+        """The numbers that may be in an array, or in a tracer of the program that is being traced."""
         if not isinstance(value, _jax.Tracer):
             return _of_array(value)
         if id(value) not in self._known:

@@ -100,7 +100,7 @@ class Handler:
         return copied
 
     def at(self, position: Position) -> Self:
-        """The same handler elsewhere in the program."""
+        """A copy of the handler, elsewhere in the program."""
         moved = copy.copy(self)
         moved.position = position
         return moved

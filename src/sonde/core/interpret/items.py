@@ -71,7 +71,7 @@ class Item:
 
     @property
     def spec(self) -> Item:
-        """The same without arrays."""
+        """The item without arrays."""
         return self.build([None] * self.size)
 
     @property
@@ -80,7 +80,7 @@ class Item:
         return [self.spec]
 
     def build(self, arrays: Sequence[Any]) -> Item:
-        """The same with these arrays."""
+        """The item with other arrays."""
         n = len(self.leaves)
         leaves, extras = list(arrays[:n]), dict(zip(self.extras, arrays[n:]))
         return Item(self.sites, self.path, self.view, leaves, extras, self.tree, self.types, self.loops)

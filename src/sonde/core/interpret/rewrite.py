@@ -141,7 +141,7 @@ class Rewritten:
         return [False] * self.n_outs + [name == "token" for spec in self.specs for name in spec.names]
 
     def in_run(self, run: int, choices: frozenset[object]) -> Rewritten:
-        """The same for a later run in one capture: the branches of these choices are not those of an earlier run."""
+        """The program for a later run in one capture, in which the branches of these choices are other ones."""
         key = "run", run, choices
         if run and key not in self.cache:
             specs = in_new_choices(self.specs, choices)
@@ -155,7 +155,7 @@ class Rewritten:
 
     @property
     def deduplicated(self) -> Deduplicated:
-        """The same with every extra output once: one value that is passed on may have many sites."""
+        """The program with every extra output once: one value that is passed on may have many sites."""
         if "distinct" not in self.cache:
             (self.cache["distinct"],) = deduplicated([self.jaxpr], self.n_outs)
         return self.cache["distinct"]

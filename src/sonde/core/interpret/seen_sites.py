@@ -153,7 +153,7 @@ class SeenSites:
         return SeenSites(self)
 
     def alone(self) -> SeenSites:
-        """The same without what was met before."""
+        """What was met here, without what was met before: it can be kept with a program."""
         separate = SeenSites()
         separate._inside = None
         separate.paths, separate.sites, separate.wanted = self.paths, self.sites, self.wanted

@@ -88,7 +88,7 @@ class Position(NamedTuple):
         return path_under(self.names if names is None else names, self.prefix, self.depth)
 
     def begun(self) -> Position:
-        """The same for code that begins now: JAX traces it with names of its own, and paths go on from the prefix."""
+        """The position of code that begins now: the names that it opens come after those that are open."""
         return self._replace(n_names=_jax.count_open_names())
 
     def entering(self, loop: Loop | None = None, *, keeps_loop: bool = False) -> Position:
@@ -226,7 +226,7 @@ class Where(NamedTuple):
         return [row for row in rows if all(within.has(row) for within in self.position.within)]
 
     def around(self, loops: Sequence[Loop] | None = None, mesh_axes: Sequence[tuple[str, int]] | None = None) -> Where:
-        """The same with other loops or other axes of meshes around."""
+        """This place with other loops or other axes of meshes around."""
         position = self.position
         if loops is not None:
             position = position._replace(loops=tuple(loops))
@@ -235,7 +235,7 @@ class Where(NamedTuple):
         return self._replace(position=position)
 
     def in_rows(self, rows: Sequence[Row]) -> Where:
-        """The same, with the rows of the named loops that an edit applies to."""
+        """This place with the rows of the named loops that an edit applies to."""
         loops = list(self.loops)
         for axis, i in enumerate(self.named):
             numbers = tuple(sorted({row[axis] for row in rows}))
@@ -243,7 +243,7 @@ class Where(NamedTuple):
         return self.around(loops)
 
     def without_names(self) -> Where:
-        """The same, as if it were in no named loop: those around it are left out."""
+        """This place without the named loops around it."""
         named = self.named
         return self.around([dataclasses.replace(x, path=None) for i, x in enumerate(self.loops) if i not in named])
 

@@ -223,7 +223,7 @@ def common_axes(a: Sequence[Axis], b: Sequence[Axis]) -> tuple[list[Axis], list[
 
 
 def _joined(a: Sequence[Axis], b: Sequence[Axis]) -> tuple[list[Axis], list[bool], list[bool]] | None:
-    """The same for two lists that both have axes the other lacks; None if their order is unknown."""
+    """The common axes of two lists that both have axes the other lacks; None if their order is unknown."""
     row: list[tuple[Axis, bool, bool]] = []
     # Merged like sorted lists. What is known of the order is which axes both have, and which `vmap` is inside which.
     while a or b:

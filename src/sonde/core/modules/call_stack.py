@@ -281,7 +281,7 @@ class CallStack:
         self.segments.append(Segment(list(known_modules), n_names, _jax.open_names(), description))
 
     def copy(self, held: Callable[[Any], Any]) -> CallStack:
-        """The same as it is now, with what `held` makes of each module, and without the values of the program."""
+        """A copy of the stack as it is now, with what `held` makes of each module, without values of the program."""
         copied = copy.copy(self)
         copied.segments = [segment.copy(held) for segment in self.segments]
         copied.handler, copied._roots, copied._trees = None, [], ()

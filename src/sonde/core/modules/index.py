@@ -207,7 +207,7 @@ def holds_modules(value: Any) -> bool:
 
 
 def outermost_in(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    """The same for one value, with the keys that lead to each."""
+    """The outermost modules in one value, with the keys that lead to each."""
     cls = type(value)
     if cls in LIBRARIES.without_modules:
         return
@@ -292,7 +292,7 @@ class Index:
         return known_path
 
     def text(self, root: Any, module: Any) -> str | None:
-        """The same, as a path is written."""
+        """The path of a module, as paths are written; None if there is no way."""
         text = self._texts.get(id(module))
         if text is None or not self._is_as_seen():
             path = self.path(root, module)
@@ -334,7 +334,7 @@ def path_between(root: Any, module: Any) -> Path | None:
 
 
 def text_between(root: Any, module: Any) -> str | None:
-    """The same as a path is written."""
+    """The path that leads from one module to another, as paths are written; None if there is no way."""
     return "" if root is module else _indices.of(root).text(root, module)
 
 

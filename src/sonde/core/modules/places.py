@@ -98,7 +98,7 @@ class UnregisteredModules:
         return name
 
     def copy(self) -> UnregisteredModules:
-        """The same, to which other names can be added."""
+        """A copy of the table, to which other names can be added."""
         copied = UnregisteredModules()
         copied._known = list(self._known)
         return copied
@@ -222,7 +222,7 @@ class Segment:
     copies: dict[int, tuple[weakref.ref[Any], Place]] = dataclasses.field(default_factory=dict)
 
     def copy(self, held: Callable[[Any], Any]) -> Segment:
-        """The same, as it is now, with what `held` makes of each module."""
+        """A copy of the segment as it is now, with what `held` makes of each module."""
         return dataclasses.replace(
             self,
             known_modules=[(place, held(module)) for place, module in self.known_modules],
@@ -258,7 +258,7 @@ class Segment:
 
     @property
     def unregistered_now(self) -> UnregisteredModules:
-        """Those of the innermost call, or of the segment, if there is none."""
+        """The unregistered modules of the innermost call, or of the segment, if no call is open."""
         return self.frames[-1].unregistered if self.frames else self.unregistered
 
     @property

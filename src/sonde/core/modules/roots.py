@@ -100,7 +100,7 @@ _models = ByIdentity[weakref.ref[Any]]()  # for a copy, its model
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StandIns:
-    """The same for tools that compile any call as a function of its arrays. They note the copies.
+    """Where the models of `inside=` are in a tree that a tool makes again of its arrays. It notes the copies.
 
     Attributes:
         paths: The number of a model, and the keys that lead to it from a tree.

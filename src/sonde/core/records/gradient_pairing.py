@@ -50,7 +50,7 @@ def calls_of(handler: Handler) -> list[Call]:
 
 
 def calls_from(items: Sequence[Item], met: SeenSites) -> list[Call]:
-    """The same for some items, and the `SeenSites` of the handler that recorded them."""
+    """The calls that items make up; `met` is what the handler that recorded them has met."""
     return pair(merge_choices(items), met)
 
 

@@ -72,7 +72,7 @@ class ArraysSpec:
 
     @property
     def whole(self) -> ArraysSpec:
-        """The same for arrays with all axes."""
+        """How a value or gradient is put together from arrays that have all axes."""
         if not any(map(self.lacks_axes, range(self.n))):
             return self
         lacking = [self.lacking(i) for i in range(self.n)]
@@ -115,7 +115,7 @@ class CallSpec:
 
     @property
     def whole(self) -> CallSpec:
-        """The same for arrays with all axes."""
+        """The static part of the call when its arrays have all axes."""
         grads = tuple((order, spec and spec.whole) for order, spec in self.grads)
         return dataclasses.replace(self, value=self.value.whole, grads=grads)
 

@@ -43,7 +43,7 @@ class StaticPart(WithoutArrays):
         return tree
 
     def as_of_now(self) -> StaticPart:
-        """The same with what its functions close over by now."""
+        """This static part with what its functions close over by now."""
         return dataclasses.replace(self, state=state_of(*self.leaves))
 
 
@@ -80,7 +80,7 @@ class JitByStaticPart:
 
     @staticmethod
     def shared(run: Callable[..., Any], *owners: object) -> JitByStaticPart:
-        """The same object for equal functions: a tool that is made anew for the same functions compiles nothing.
+        """One object for all equal functions: a tool that is made anew for the same functions compiles nothing.
 
         Args:
             run: The function, such as a `functools.partial` of settings and functions of the user.

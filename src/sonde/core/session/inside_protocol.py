@@ -73,7 +73,7 @@ class InsideRequest(Protocol):
         ...
 
     def at(self, models: Sequence[Any]) -> InsideRequest:
-        """The same for other models."""
+        """This request for other models."""
         ...
 
     def nested_in(self, outer: ActiveRequests | None, depth: int) -> ActiveRequests:

@@ -98,7 +98,7 @@ class CaptureState:
         return _known.setdefault(key, state)
 
     def below(self, depth: int) -> CaptureState:
-        """The same in the function of an edit at this depth."""
+        """The state in the function of an edit at this depth: captures inside the edit do not see what it marks."""
         return CaptureState(*self._key[:-1], seen_below=depth)
 
     @property

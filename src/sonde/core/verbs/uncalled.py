@@ -46,7 +46,7 @@ class Uncalled:
         self._method = method
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs it."""
+        """Calls the function."""
         return self._call(*args, **kwargs)
 
     def __get__(self, owner: Any, kind: type | None = None) -> Any:

@@ -127,11 +127,11 @@ class _State(NamedTuple):
     of_test: list[Any]
 
     def flat(self) -> list[Any]:
-        """All of it, as JAX carries it."""
+        """The carry of the loop as JAX wants it: one flat list."""
         return [*self.carry, *self.of_body, self.count, *self.answer, *self.of_test]
 
     def rebuilt(self, flat: Iterable[Any]) -> _State:
-        """The same parts with other values."""
+        """The state with other values, from a flat list of them."""
         values = iter(flat)
         carry, of_body = [[next(values) for _ in part] for part in (self.carry, self.of_body)]
         return _State(carry, of_body, next(values), [next(values) for _ in self.answer], list(values))
@@ -234,7 +234,7 @@ def _leave_out(_: Any, args: Sequence[Any], site: Site, view: View) -> list[Any]
 
 
 def _leave_out_of_call(_: Any, args: Sequence[Any], site: Site, view: View) -> list[Any]:
-    """The same in a function with its own derivatives, which no edit can reach."""
+    """The values of a site in a function with its own derivatives, which no edit can reach."""
     if view.role == "supply":
         raise EditError(
             f"edit of {site.path!r} ({site.line}): the site is in a function with its own derivatives, in a "
