@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
+import numpy as np
 from jax._src import core as _core
 from jax._src import custom_derivatives as _custom_derivatives
 from jax._src import custom_partitioning as _custom_partitioning
@@ -46,6 +47,7 @@ except ImportError:
 
 __all__ = [
     "UNSPECIFIED",
+    "AnyArray",
     "AxisData",
     "CustomJVPTraced",
     "CustomVJPTraced",
@@ -89,6 +91,7 @@ else:
     Jaxpr = _core.Jaxpr
 Equation = _core.JaxprEqn
 AxisData = _batching.AxisData
+AnyArray: TypeAlias = jax.Array | np.ndarray  # a tracer is a `jax.Array` too
 Dims: TypeAlias = Sequence[int | None]  # for each operand, where the mapped axis is; None: it has none
 
 # Not from jax.extend.core, which has them too: importing it loads Pallas, 20 ms that most programs never need.

@@ -110,11 +110,11 @@ class Changed:
         """The traces that were active when it was made."""
         return _jax.traces_around(self._innermost)
 
-    def _note(self, array: Any, ends: frozenset[int]) -> None:
+    def _note(self, array: _jax.AnyArray, ends: frozenset[int]) -> None:
         if _jax.is_followed(array):
             self._ends.set(array, ends)
 
-    def ends(self, array: Any) -> frozenset[int]:
+    def ends(self, array: _jax.AnyArray) -> frozenset[int]:
         """The arrays of which an array is a changed form, by identity; empty if there are none."""
         return self._ends.get(array) or frozenset()
 

@@ -46,7 +46,7 @@ def run_plain(program: Callable[..., list[Any]], values: Sequence[Any], types: S
 
 
 def run_optimized(program: Callable[..., list[Any]], values: Sequence[Any], types: Sequence[Any]) -> list[Any]:
-    """Compiles a function of flat values as a user's program is, and runs it: slower, with more of the same rounding."""
+    """Compiles a function as a user's program is, and runs it: takes longer, with nearly the rounding of that."""
     del types
     with with_capture_state(None):
         return jax.jit(program)(*values)

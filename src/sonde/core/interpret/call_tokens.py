@@ -174,7 +174,7 @@ def possible_numbers(token: Any) -> Numbers:
     return _Possible().of_number(token)
 
 
-def _of_array(array: Any) -> Numbers:
+def _of_array(array: _jax.AnyArray) -> Numbers:
     if not getattr(array, "is_fully_addressable", True) or np.size(array) > 2**16:
         return None
     return _bounded(np.unique(np.asarray(array)).tolist())

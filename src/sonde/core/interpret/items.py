@@ -7,7 +7,7 @@ arrays, from which the item is rebuilt outside.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from sonde import _jax
@@ -85,7 +85,7 @@ class Item:
         leaves, extras = list(arrays[:n]), dict(zip(self.extras, arrays[n:]))
         return Item(self.sites, self.path, self.view, leaves, extras, self.tree, self.types, self.loops)
 
-    def map_arrays(self, fn: Any) -> Item:
+    def map_arrays(self, fn: Callable) -> Item:
         """A copy with `fn` applied to every array."""
         return self.build([fn(x) for x in self.arrays])
 

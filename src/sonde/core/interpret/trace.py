@@ -172,7 +172,7 @@ class SiteTrace(UnwrappedTrace):
 _APPLIED_ANYHOW = ("reduce", "scatter", "select_and_scatter")
 
 
-def run_under(handler: Handler, fn: Callable[..., Any], *args: Any) -> Any:
+def run_under(handler: Handler, fn: Callable, *args: Any) -> Any:
     """Runs `fn` with `handler` at its sites, on top of the current trace."""
     trace = SiteTrace(_jax.current_trace(), handler)
     try:

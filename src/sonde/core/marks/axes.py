@@ -128,7 +128,7 @@ def with_leaves(axes: Sequence[Axis], has: Sequence[Has]) -> tuple[Axis, ...]:
     return tuple(dataclasses.replace(a, leaves=None if all(c) else tuple(c)) for a, c in zip(axes, columns))
 
 
-def over_axes(fn: Callable[..., Any], has: Sequence[Has]) -> Callable[..., Any]:
+def over_axes(fn: Callable, has: Sequence[Has]) -> Callable[..., Any]:
     """A function of arrays with axes in front, from a function of arrays without.
 
     Args:
@@ -144,7 +144,7 @@ def over_axes(fn: Callable[..., Any], has: Sequence[Has]) -> Callable[..., Any]:
     return fn
 
 
-def _over_axis(fn: Callable[..., Any], has: Has, *args: Any) -> Any:
+def _over_axis(fn: Callable, has: Has, *args: Any) -> Any:
     mapped = [x for x, on in zip(args, has) if on]
     if any(map(_jax.is_on_explicit_mesh, mapped)):  # where a select does not broadcast a case that is not mapped
         like = next((x for x in mapped if _jax.typeof(x).sharding.spec[0] is not None), mapped[0])
@@ -153,7 +153,9 @@ def _over_axis(fn: Callable[..., Any], has: Has, *args: Any) -> Any:
     return jax.vmap(fn, in_axes=tuple(0 if on else None for on in has))(*args)
 
 
-def spread(array: Any, axes: Sequence[Axis], index: int, *, skip: int = 0, gradient_of: int | None = None) -> Any:
+def spread(
+    array: _jax.AnyArray, axes: Sequence[Axis], index: int, *, skip: int = 0, gradient_of: int | None = None
+) -> Any:
     """Gives a leaf the axes that it was stored without; the first `skip` axes are left alone.
 
     The gradient of an array of the site, given by `gradient_of`, keeps lacking those that it is summed over.
@@ -168,13 +170,13 @@ def spread(array: Any, axes: Sequence[Axis], index: int, *, skip: int = 0, gradi
     return array
 
 
-def repeated_along(array: Any, size: Any, position: int) -> Any:
+def repeated_along(array: _jax.AnyArray, size: Any, position: int) -> Any:
     """An array with one more axis, along which it does not vary."""
     expanded = jnp.expand_dims(array, position)
     return jnp.broadcast_to(expanded, (*expanded.shape[:position], size, *expanded.shape[position + 1 :]))
 
 
-def room_for_axes(array: Any, has: Has) -> Any:
+def room_for_axes(array: _jax.AnyArray, has: Has) -> Any:
     """An array with an axis of length one for each that it lacks, for broadcasting."""
     return lax.expand_dims(array, [i for i, has_axis in enumerate(has) if not has_axis])
 
@@ -191,7 +193,7 @@ def zero_unless(
     return selected, [either(chosen_has, has_axes) for has_axes in has]
 
 
-def per_example(fn: Callable[..., Any], axes: Sequence[Axis], n: int) -> Callable[..., Any]:
+def per_example(fn: Callable, axes: Sequence[Axis], n: int) -> Callable[..., Any]:
     """`fn`, a function of a site's `n` arrays as they were sown, for arrays with axes; its results have all axes."""
     for axis in reversed(axes):
         in_axes = tuple(0 if axis.on_leaf(i) else None for i in range(n))
@@ -202,7 +204,7 @@ def per_example(fn: Callable[..., Any], axes: Sequence[Axis], n: int) -> Callabl
     return fn
 
 
-def _repeated(fn: Callable[..., Any], size: Any, *arrays: Any) -> Any:
+def _repeated(fn: Callable, size: Any, *arrays: Any) -> Any:
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (size, *jnp.shape(x))), fn(*arrays))
 
 

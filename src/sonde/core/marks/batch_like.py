@@ -34,7 +34,7 @@ def returns_selectable(branch: Any) -> bool:
     return any(eqn.primitive is along_p for eqn in _jax.open_jaxpr(branch).eqns)
 
 
-def repeated(array: Any, axis_data: _jax.AxisData) -> Any:
+def repeated(array: _jax.AnyArray, axis_data: _jax.AxisData) -> Any:
     """An array that does not vary over a mapped axis, with that axis in front."""
     mesh_axis = axis_data.explicit_mesh_axis
     array = array if mesh_axis is None else _jax.on_mesh_around(array)

@@ -305,7 +305,7 @@ _jax.when_loaded("jax.experimental.sparse.transform", _sparse_values)
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _front(array: Any, dim: Any) -> Any:
+def _front(array: _jax.AnyArray, dim: Any) -> Any:
     if dim is None or dim == 0:
         return array
     with with_capture_state(None):  # `jax.numpy` may be marked

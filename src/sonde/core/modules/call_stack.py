@@ -362,7 +362,7 @@ NOTHING = Wanted()
 
 def begin_call_stack(
     session: Session,
-    f: Any,
+    f: Callable,
     args: Sequence[Any],
     kwargs: dict[str, Any],
     request: ModuleRequest | None,

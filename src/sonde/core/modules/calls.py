@@ -81,7 +81,7 @@ class calling:
 
     __slots__ = ("_method", "_module", "_opened")
 
-    def __init__(self, module: Any, name: str, fn: Callable[..., Any]) -> None:
+    def __init__(self, module: Any, name: str, fn: Callable) -> None:
         self._module, self._method = module, (name, fn)
 
     def __enter__(self) -> None:
@@ -109,7 +109,7 @@ class calling:
             self._opened.__exit__(*error)
 
 
-def overrides_running(module: Any, name: str, fn: Callable[..., Any]) -> bool:
+def overrides_running(module: Any, name: str, fn: Callable) -> bool:
     """Whether a method runs because the method that overrides it called it: both are one call."""
     for stack in call_stacks():
         for segment in stack.segments:
@@ -143,7 +143,7 @@ def is_module(value: Any) -> bool:
 def run_method(
     module: Any,
     name: str,
-    fn: Callable[..., Any],
+    fn: Callable,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
@@ -203,7 +203,7 @@ def _depths_of_ends(name: str) -> frozenset[int]:
 
 def mark_arguments(
     name: str,
-    fn: Callable[..., Any],
+    fn: Callable,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     keep: Callable[[Any], bool],
@@ -226,7 +226,7 @@ def mark_arguments(
 
 def mark_result(
     name: str,
-    fn: Callable[..., Any],
+    fn: Callable,
     result: T,
     keep: Callable[[Any], bool],
     depths: frozenset[int] | None = None,
@@ -276,6 +276,6 @@ class _Kept(str):
     """Stands for an object that stays the same, in the value that the function of an edit gets: not a leaf."""
 
 
-def code_of(fn: Any) -> types.CodeType | None:
+def code_of(fn: Callable) -> types.CodeType | None:
     """The code of a function, for the line that is shown for its arguments and results."""
     return getattr(inspect.unwrap(fn), "__code__", None)

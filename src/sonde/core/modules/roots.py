@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import itertools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sonde.core.modules.index import Path, at_path, children_of, module_kind, outermost_in, path_between
@@ -22,7 +22,7 @@ from sonde.errors import ScopeError
 
 
 def find_roots(
-    f: Any, args: Sequence[Any], kwargs: dict[str, Any], models: Sequence[Any] = ()
+    f: Callable, args: Sequence[Any], kwargs: dict[str, Any], models: Sequence[Any] = ()
 ) -> list[tuple[str, Any]]:
     """The modules that a call is about: in its arguments, or else what the function belongs to or refers to.
 
@@ -111,7 +111,7 @@ class StandIns:
     models: tuple[weakref.ref[Any], ...] = dataclasses.field(default=(), compare=False)
 
     def note(self, tree: Any) -> None:
-        """Notes the copies in a copy of the tree."""
+        """Notes which modules of a tree that was made again stand for the models."""
         for number, path in self.paths:
             model, copy = self.models[number](), at_path(tree, path)
             if model is not None and copy is not model:
@@ -155,7 +155,7 @@ def _numbered(name: str) -> Iterator[str]:
         yield f"{name}_{i}"
 
 
-def _modules_about(f: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[tuple[str, Any]], bool]:
+def _modules_about(f: Callable, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[tuple[str, Any]], bool]:
     """The modules of a call with names, and whether they are in containers among its arguments."""
     named = [*((str(i), x) for i, x in enumerate(args)), *kwargs.items()]
     modules = [(name, x) for name, x in (*_around(f), *named) if _is_root(x)]

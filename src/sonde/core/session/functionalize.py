@@ -60,7 +60,11 @@ def static_and_arrays(tree: Any, request: InsideRequest | None = None) -> tuple[
 
 
 def shapes_of_call(
-    run: Callable[..., Any], f: Any, args: Sequence[Any], kwargs: dict[str, Any], request: InsideRequest | None
+    run: Callable[..., Any],
+    f: Callable,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    request: InsideRequest | None,
 ) -> Any:
     """What `run(f, args, kwargs)` returns, with shapes in place of arrays; `request` is its `inside=` request."""
     static, arrays = static_and_arrays((f, args, kwargs), request)

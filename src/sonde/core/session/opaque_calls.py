@@ -34,7 +34,7 @@ class _LookedAt:
             return self.function(*args, **kwargs)
 
 
-def _looked_at(function: Any) -> Any:
+def _looked_at(function: Callable) -> Any:
     state = capture_state()
     return function if state is None or isinstance(function, _LookedAt) else _LookedAt(function, state)
 
@@ -72,7 +72,7 @@ class _InThread:
             raise
 
 
-def _for_thread(function: Any) -> Any:
+def _for_thread(function: Callable) -> Any:
     """A function that the program of this thread runs in another one."""
     state, session = capture_state(), SESSIONS.current()
     if state is None or session is None:
@@ -102,7 +102,7 @@ def submitting(pools: Any) -> _jax.Change:
     plain = pools.ThreadPoolExecutor.submit
 
     @functools.wraps(plain)
-    def submit(self: Any, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def submit(self: Any, fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
         return plain(self, _for_thread(fn), *args, **kwargs)
 
     return _jax.Change(pools.ThreadPoolExecutor, "submit", submit)

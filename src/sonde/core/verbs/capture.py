@@ -130,7 +130,7 @@ def capture_only(
 
 
 def _jitted_capture(
-    f: Any, patterns: tuple[Pattern, ...], options: dict[str, Any], asked: InsideRequest | None
+    f: Callable, patterns: tuple[Pattern, ...], options: dict[str, Any], asked: InsideRequest | None
 ) -> Callable | None:
     """One `jax.jit` of the captured inner function for each set of capture options."""
     inside = _jax.jit_options(f)

@@ -63,7 +63,7 @@ def zero_perturbations(f: Callable[P, R], *patterns: Pattern, inside: object = N
     request = inside_request(inside)
     capture(f, *patterns, inside=request)  # for its checks
 
-    def shapes(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def shapes(f: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         captured = capture(f, *patterns, inside=request)
         # As in `with_perturbations`, values pass through the sites where possible.
         (_, records), _ = run_by_rule(captured, Deltas({}), args, kwargs, ADDED, paths=())

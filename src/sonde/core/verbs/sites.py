@@ -171,7 +171,7 @@ def sites(f: Callable, *patterns: Pattern, grads: bool = False, inside: object =
         infos = list(_infos(shapes_of_call(records, f, args, kwargs, request)))
         return Sites(infos, nothing_recorded(f, request))
 
-    def records(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Records:
+    def records(fn: Callable, args: Sequence[Any], kwargs: dict[str, Any]) -> Records:
         return capture(fn, *patterns, grads=grads, inside=request)(*args, **kwargs)[1]
 
     return Uncalled("sites", wrapped_like(listed, f))

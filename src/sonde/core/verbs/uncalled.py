@@ -149,7 +149,7 @@ def _nearest_keyword(verb: Callable[..., Any], kwargs: dict[str, Any]) -> str:
     return ""
 
 
-def nothing_recorded(f: Any, inside: InsideRequest | None) -> str:
+def nothing_recorded(f: Callable, inside: InsideRequest | None) -> str:
     """Why a capture of `f` without patterns recorded nothing, and what to do."""
     if inside is not None:
         return (

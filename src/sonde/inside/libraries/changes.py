@@ -79,11 +79,11 @@ def share_masks(masking: ModuleType) -> Sequence[_jax.Change]:
     get, give = masking.get_tensor_attr, masking.set_tensor_attr
     keep_all_alive()
 
-    def mask_of(array: Any, name: str) -> Any:
+    def mask_of(array: _jax.AnyArray, name: str) -> Any:
         with with_capture_state(None):
             return next((mask for x in same_as(array) if (mask := get(x, name)) is not None), None)
 
-    def give_mask(array: Any, name: str, mask: Any) -> None:
+    def give_mask(array: _jax.AnyArray, name: str, mask: Any) -> None:
         with with_capture_state(None):  # marked, Keras's function would be given other objects
             for x in same_as(array):
                 give(x, name, mask)

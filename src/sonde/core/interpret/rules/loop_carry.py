@@ -167,7 +167,7 @@ class LoopState:
         return grown
 
 
-def _with_axes(array: Any, has: list[bool], axes: Sequence[Axis], wanted: Sequence[int]) -> Any:
+def _with_axes(array: _jax.AnyArray, has: list[bool], axes: Sequence[Axis], wanted: Sequence[int]) -> Any:
     """An array with some axes that it does not vary over, too."""
     for i in wanted:
         if not has[i]:
