@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sonde.core.modules.index import Path, at_path, children_of, module_kind, outermost_in, path_between
 from sonde.core.session.caches import ByIdentity
-from sonde.core.session.closures import names_read
 from sonde.core.session.inside_protocol import InsideRequest
 from sonde.errors import ScopeError
 
@@ -195,6 +195,14 @@ def _around(f: Any) -> Iterator[tuple[str, Any]]:
         f = getattr(f, "func", None) or getattr(f, "__wrapped__", None)
 
 
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    """The global names in a function, and in the functions that are written in it."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _names_in(inner)
+
+
 def _referred_to(f: Any) -> Iterator[tuple[str, Any]]:
     visited: set[int] = set()
     while f is not None and id(f) not in visited:
@@ -204,6 +212,6 @@ def _referred_to(f: Any) -> Iterator[tuple[str, Any]]:
             for name, cell in zip(code.co_freevars, f.__closure__ or ()):
                 with contextlib.suppress(ValueError):  # a cell that is still empty
                     yield name, cell.cell_contents
-            for name in names_read(code):
+            for name in _names_in(code):
                 yield name, f.__globals__.get(name)
         f = getattr(f, "__wrapped__", None) or getattr(f, "func", None)
