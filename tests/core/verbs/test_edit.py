@@ -438,3 +438,27 @@ def test_functions_that_log_find_their_lists():
     for _ in range(3):
         np.testing.assert_allclose(edited(X), (jnp.sin(X) + 1) * 4, rtol=1e-6)
     assert len(log) == 3
+
+
+def test_equal_functions_change_what_is_their_own():
+    def logging(log):
+        return lambda h: (log.append(1), h)[1]
+
+    def counting():
+        n = 0
+
+        def count(h):
+            nonlocal n
+            n += 1
+            return h
+
+        return count, lambda: n
+
+    first, second = [], []
+    edit(chain, {"h": logging(first), "k": logging(second)})(X)
+    assert first == second == [1]
+    edit(edit(chain, {"h": logging(first)}), {"k": logging(second)})(X)
+    assert first == second == [1, 1]
+    (one, of_one), (other, of_other) = counting(), counting()
+    edit(chain, {"h": one, "k": other})(X)
+    assert (of_one(), of_other()) == (1, 1)

@@ -106,14 +106,13 @@ def hoist(function: object) -> tuple[Hoisted, list[Any]]:
     """A function, or anything that has arrays in it, without its arrays, and the arrays."""
     search = Search()
     key, remake = search.part(function)
-    is_exact = search.asks and search.has_numbers
-    is_shallow = search.writes and search.has_containers
-    if is_exact or is_shallow or search.is_tangled:
-        search = Search(hoists=not search.is_tangled, exactly=is_exact, keeps_containers=is_shallow)
+    is_exact, keeps_containers = search.asks and search.has_numbers, search.writes
+    if is_exact or keeps_containers:
+        search = Search(exactly=is_exact, keeps_containers=keeps_containers)
         key, remake = search.part(function)
-        if search.is_tangled:
-            search = Search(hoists=False)
-            key, remake = search.part(function)
+    if search.is_tangled:
+        search = Search(hoists=False, keeps_containers=keeps_containers)
+        key, remake = search.part(function)
     types = tuple([_jax.plain_type_of(array) for array in search.arrays])
     rebuild = (lambda arrays: function) if remake is None else (lambda arrays: remake(arrays, {}))
     return Hoisted.of(

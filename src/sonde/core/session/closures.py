@@ -100,7 +100,6 @@ class Search:
         arrays: The arrays, in the order in which they are met.
         of_classes: What is read of classes.
         has_numbers: Whether numbers of Python or NumPy are among the arrays.
-        has_containers: Whether lists, dicts or objects would be made again.
         asks: Whether any function may tell a number from an argument of a program without an error.
         writes: Whether any function may change lists, dicts or objects.
         assigns: Whether any function assigns variables that are not its own.
@@ -110,7 +109,7 @@ class Search:
     def __init__(self, *, hoists: bool = True, exactly: bool = False, keeps_containers: bool = False) -> None:
         self.arrays: list[Any] = []
         self.of_classes: list[Hashable] = []
-        self.has_numbers = self.has_containers = self.asks = self.writes = self.is_tangled = False
+        self.has_numbers = self.asks = self.writes = self.is_tangled = False
         self.assigns = False
         self._hoists, self._exactly, self._keeps_containers = hoists, exactly, keeps_containers
         self._visits: dict[int, _Visit] = {}
@@ -180,6 +179,9 @@ class Search:
         finally:
             self._hoists = before
 
+    def _all_fixed(self, values: Iterable[Any], names: Sequence[str]) -> tuple[Hashable, ...]:
+        return tuple([self._fixed(value, names) for value in values])
+
     def _inside(self, value: Any, names: Sequence[str]) -> tuple[Hashable, Remake | None]:
         kind = type(value)
         if kind is tuple:
@@ -192,15 +194,15 @@ class Search:
             keys, remakes = self._all(inside, more)
             return (kind, keys), joined(inside, remakes, lambda parts: types.MethodType(*parts))
         if kind is functools.partial:
-            inside = (value.func, value.args, value.keywords)
+            options, n = tuple(value.keywords), 1 + len(value.args)
+            inside = (value.func, *value.args, *value.keywords.values())
             keys, remakes = self._all(inside, names)
-            return (kind, keys), joined(
-                inside, remakes, lambda parts: functools.partial(parts[0], *parts[1], **parts[2])
-            )
+            remake = joined(inside, remakes, lambda p: functools.partial(*p[:n], **dict(zip(options, p[n:]))))
+            return (kind, n, options, keys), remake
         if isinstance(value, np.ndarray):
-            return _numpy_key(value), None
+            return self._as_kept(value, _numpy_key(value)), None
         if isinstance(value, (set, frozenset)):
-            return (kind, frozenset([self._fixed(v, names) for v in value])), None
+            return self._as_kept(value, (kind, frozenset([self._fixed(v, names) for v in value]))), None
         if isinstance(value, type):
             self._read_of_class(value, names)
             return (type, value), None
@@ -217,8 +219,11 @@ class Search:
         finally:
             self._hoists = before
         visit.is_remade = remake is not None
-        self.has_containers |= visit.is_remade and not is_function
-        return key, remake
+        return (key if is_function else self._as_kept(value, key)), remake
+
+    def _as_kept(self, value: Any, key: Hashable) -> Hashable:
+        """The key of something that a function may change: equal content is not enough."""
+        return (_Same(value), key) if self._keeps_containers else key
 
     def _again(self, visit: _Visit) -> tuple[Hashable, Remake | None]:
         number, is_made_first = visit.number, can_be_filled(visit.value)
@@ -257,7 +262,7 @@ class Search:
         try:
             hash(tree)
         except TypeError:
-            return (_Same(value), self._fixed(jax.tree.leaves(value), names)), None
+            return (_Same(value), self._all_fixed(jax.tree.leaves(value), names)), None
         keys, remakes = self._all(children, names)
         return (tree, keys), joined(children, remakes, functools.partial(jax.tree.unflatten, tree), number)
 
@@ -270,7 +275,7 @@ class Search:
         attributes = _attributes(value)
         if not can_be_filled(value):
             own = by_identity(value) if is_compared and not attributes else _Same(value)
-            return (own, self._fixed(attributes, names)), None
+            return (own, tuple(attributes), self._all_fixed(attributes.values(), names)), None
         keys, remakes = self._all([*attributes.values()], names)
         own = tuple(attributes)
         empty = functools.partial(object.__new__, kind)
@@ -300,13 +305,14 @@ class Search:
         before = self._hoists
         if does.assigned and not does.assigned.isdisjoint([name for name, _ in values]):
             self.assigns, self._hoists = True, False
+            code = code, _Same(function)  # which has variables of its own
         try:
             keys, remakes = self._all([value for _, value in values], attributes)
         finally:
             self._hoists = before
         if function.__dict__:
             own = {name: value for name, value in vars(function).items() if not name.startswith("__")}
-            keys = (*keys, self._fixed(own, attributes)) if own else keys
+            keys = (*keys, tuple(own), self._all_fixed(own.values(), attributes)) if own else keys
         return values, remakes, ((code, *[name for name, _ in values]), *keys)
 
     def _module(self, module: types.ModuleType, names: Sequence[str]) -> Hashable:
