@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -226,3 +230,33 @@ def test_a_server_that_is_not_used_ends_by_itself_but_not_while_a_page_is_open()
         assert served.open_pages == 1 and waiting.is_alive()
     waiting.join(20)
     assert not waiting.is_alive()
+
+
+@pytest.mark.thorough
+def test_ctrl_c_stops_a_server_whose_program_never_ends(tmp_path: Path) -> None:
+    import websockets.sync.client
+
+    lines = (
+        "import jax, jax.numpy as jnp, sonde",
+        "def f(x):",
+        "    return jax.lax.while_loop(lambda c: c.sum() < 1, lambda c: sonde.sow(c * 0, 'w'), x).sum()",
+        "def main():",
+        "    return f, (jnp.zeros(2),)",
+    )
+    (tmp_path / "endless.py").write_text("\n".join(lines))
+    target = f"{tmp_path / 'endless.py'}:main"
+    code = f"import sys; sys.argv = ['sonde', 'view', {target!r}]; from sonde.cli.entry import main; main()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().split()[-1]
+            with websockets.sync.client.connect(address.replace("http", "ws", 1).replace("/?", "/ws?")) as page:
+                page.send(json.dumps({"id": 1, "op": "sites", "args": {"subject": target}}))
+                assert "result" in json.loads(page.recv(timeout=100))
+                page.send(json.dumps({"id": 2, "op": "read", "args": {"subject": target}}))
+                with pytest.raises(TimeoutError):
+                    page.recv(timeout=3)
+                process.send_signal(signal.SIGINT)
+                assert process.wait(30) == 0
+        finally:
+            process.kill()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
 import webbrowser
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from sonde.dictionaries import Dictionary
     from sonde.viewer.operations import Subjects
 
+_MOMENT = 0.2
 EXITS = """\b
 Exit codes:
   0  the server was stopped
@@ -114,6 +118,7 @@ def serve(
         browser: Whether to open a browser, if this is a terminal.
         idle: After how many seconds without an open page it ends by itself; never, if None.
     """
+    from sonde.viewer.conversation import unfinished
     from sonde.viewer.server import LOOPBACK, Served
 
     if host not in LOOPBACK:
@@ -131,6 +136,11 @@ def serve(
         served.wait(idle)
     except KeyboardInterrupt:
         served.close()
+        time.sleep(_MOMENT)  # threads without a question end
+        if unfinished():
+            # Python waits for its threads, and a program that a change made endless would never let it go.
+            sys.stdout.flush()
+            os._exit(0)
 
 
 def _opened(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,12 +28,18 @@ from sonde.viewer import (  # noqa: F401  (they list their operations)
 from sonde.viewer.operations import Cancelled, Job, Subjects, answer
 
 _THREADS = 32  # questions that are answered at a time; those that compute take turns, those that only read do not wait
+_NAME = "sonde-view-question"
 _TOO_MUCH = "There was not enough memory for this. What was remembered has been forgotten; try a shorter prompt, or fewer changes at a time."  # noqa: E501
 
 
 def threads() -> concurrent.futures.ThreadPoolExecutor:
     """Threads that answer questions."""
-    return concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="sonde-view")
+    return concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix=_NAME)
+
+
+def unfinished() -> bool:
+    """Whether a question is still being answered after the threads were shut down."""
+    return any(thread.name.startswith(_NAME) for thread in threading.enumerate())
 
 
 class Conversation:

@@ -92,20 +92,26 @@ def _is_number(host: str | None) -> bool:
     return True
 
 
-def application(subjects: Subjects, door: Door, conversations: set[Conversation] | None = None) -> Any:
+def application(
+    subjects: Subjects,
+    door: Door,
+    conversations: set[Conversation] | None = None,
+    pool: concurrent.futures.Executor | None = None,
+) -> Any:
     """The server as an ASGI application.
 
     Args:
         subjects: What was opened, by name.
         door: Who may come in.
         conversations: Where those with open pages are kept.
+        pool: Where questions are answered.
     """
     _extras.load("starlette", extra="view", purpose=_PURPOSE)
     from starlette.applications import Starlette
     from starlette.responses import Response
     from starlette.routing import Route, WebSocketRoute
 
-    pool = threads()
+    answering = pool or threads()
     open_ones: set[Conversation] = set() if conversations is None else conversations
 
     def refused() -> Response:
@@ -131,7 +137,7 @@ def application(subjects: Subjects, door: Door, conversations: set[Conversation]
             await connection.close(4403)
             return
         await connection.accept()
-        await _talk(connection, subjects, pool, open_ones)
+        await _talk(connection, subjects, answering, open_ones)
 
     async def report(request: Any) -> Response:
         if not door.admits(request.headers, request.query_params.get("token", "")):
@@ -207,8 +213,9 @@ class Served:
             listening.close()
             raise OSError(f"the page cannot be served on {host}, port {port}: {error.strerror}") from error
         self._conversations: set[Conversation] = set()
+        self._pool = threads()
         config = uvicorn.Config(
-            application(subjects, self.door, self._conversations),
+            application(subjects, self.door, self._conversations, self._pool),
             log_level="warning",
             ws_max_size=_MOST_BYTES,
             lifespan="off",
@@ -241,9 +248,10 @@ class Served:
         return len(self._conversations)
 
     def close(self) -> None:
-        """Stops the server."""
+        """Stops the server. A program that runs is not interrupted."""
         self._server.should_exit = True
         self._thread.join(5)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def __repr__(self) -> str:
         return f"Served({self.address})"
