@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sonde.core import Records, arrays_in
@@ -26,6 +28,8 @@ class Array:
         dtype: Its dtype.
         source: The line of the program.
         axes: The names of its axes.
+        calls: How many calls the site has.
+        leaf: Which leaf of the pytree that was marked; None if the array is the whole value.
     """
 
     path: str
@@ -36,6 +40,8 @@ class Array:
     dtype: str
     source: str
     axes: tuple[str, ...]
+    calls: int = 1
+    leaf: int | None = None
 
     @property
     def bytes(self) -> int:
@@ -46,6 +52,16 @@ class Array:
     def unit_axis(self) -> int:
         """The axis of the units that are changed as one: the heads, or the last."""
         return self.axes.index("heads") if "heads" in self.axes else max(len(self.shape) - 1, 0)
+
+    @property
+    def averaged(self) -> tuple[int, ...]:
+        """The axes of the value, without those of loops and maps, that its mean is taken over."""
+        return tuple(axis for axis in range(len(self.inner_shape) - 1) if axis != self.unit_axis - self.lead)
+
+    @property
+    def inner_shape(self) -> tuple[int, ...]:
+        """Its shape without the axes of loops and maps: what an edit sees."""
+        return self.shape[self.lead :]
 
     @property
     def is_square(self) -> bool:
@@ -70,13 +86,38 @@ def each_array(types: Records, language: Language | None, length: int) -> Iterat
 
 def _arrays_of(path: str, record: Any, language: Language | None, length: int) -> Iterator[Array]:
     for call, (value, axes) in enumerate(zip(record.values, record.axes)):
-        for part, x in enumerate(arrays_in(value)):
-            shape = tuple(map(int, x.shape))
+        leaves = [(leaf, x) for leaf, x in enumerate(jax.tree.leaves(value)) if arrays_in(x)]
+        lead = tuple(str(axis.name or axis.kind) for axis in axes)
+        for part, (leaf, x) in enumerate(leaves):
+            shape = (*map(int, x.shape), *_words_of_key(x))
             inner = shape[len(axes) :]
             names = language.axes(path) if language is not None else ()
             names = names if len(names) == len(inner) else guessed_axes(inner, length)
-            lead = tuple(str(axis.name or axis.kind) for axis in axes)
-            yield Array(path, call, part, shape, len(axes), str(x.dtype), record.source, (*lead, *names))
+            yield Array(
+                path,
+                call,
+                part,
+                shape,
+                lead=len(lead),
+                dtype=str(x.dtype),
+                source=record.source,
+                axes=(*lead, *names),
+                calls=len(record.values),
+                leaf=None if value is x else leaf,
+            )
+
+
+def _words_of_key(x: Any) -> tuple[int, ...]:
+    """The shape of the integers that a random key is made of; nothing for an array of numbers."""
+    if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return ()
+    return jax.eval_shape(jax.random.key_data, x).shape[len(x.shape) :]
+
+
+def as_numbers(x: Any) -> np.ndarray:
+    """A recorded array as a NumPy array; a random key as its integers."""
+    is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(x) if is_key else x)
 
 
 def itemsize(dtype: Any) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 
 from sonde.core import Edit, edit
 from sonde.errors import EditError
+from sonde.viewer.arrays import Array
 
 Kind = Literal["ablate", "scale", "add", "mean", "patch", "steer", "gradient"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -34,6 +35,7 @@ class Change:
         factor: What to multiply by or to add, or how far to steer.
         prompt: The other prompt of a patch or a direction.
         call: Which call of the site.
+        part: Which array of it.
     """
 
     kind: Kind
@@ -42,6 +44,7 @@ class Change:
     factor: float = 0.0
     prompt: str = ""
     call: int = 0
+    part: int = 0
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Change:
@@ -54,22 +57,25 @@ class Change:
         factor = float(data.get("factor", 0.0))
         if not np.isfinite(factor):
             raise ValueError("the factor of a change must be a finite number")
-        return cls(kind, path, indices, factor, str(data.get("prompt", "")), int(data.get("call", 0)))
+        call, part = int(data.get("call", 0)), int(data.get("part", 0))
+        return cls(kind, path, indices, factor, str(data.get("prompt", "")), call, part)
 
     @property
     def is_of_gradient(self) -> bool:
         """Whether it changes the gradient and not the value."""
         return self.kind == "gradient"
 
-    def text(self, axes: Sequence[str] = ()) -> str:
+    def text(self, array: Array | None) -> str:
         """What it does, in words, for the list on the page.
 
         Args:
-            axes: The names of the axes of the value.
+            array: What it changes; None if there is no such array.
         """
-        where = ", ".join(
-            f"{axes[axis] if axis < len(axes) else f'axis {axis}'} {_listed(at)}" for axis, at in self.chosen
-        )
+        axes = () if array is None else array.axes
+        parts = [f"call {self.call}"] if array is None or array.calls > 1 else []
+        parts += [f"array {self.part}"] if array is None or array.leaf is not None else []
+        parts += [f"{axes[axis] if axis < len(axes) else f'axis {axis}'} {_listed(at)}" for axis, at in self.chosen]
+        where = ", ".join(parts)
         verb = {
             "ablate": "zero",
             "scale": f"multiply by {self.factor:g}",
@@ -80,6 +86,38 @@ class Change:
             "gradient": f"multiply the gradient by {self.factor:g}",
         }[self.kind]
         return f"{self.path}{f', {where}' if where else ''}: {verb}"
+
+
+def possible(array: Array, kind: str) -> str:
+    """Why an array cannot be changed so; empty if it can."""
+    is_inexact = array.dtype.startswith(("float", "bfloat", "complex"))
+    if array.dtype.startswith("key"):
+        return "it holds random keys"
+    if kind == "gradient" and not is_inexact:
+        return f"its elements are {array.dtype}, which have no gradient"
+    if (kind in ("mean", "steer") and not is_inexact) or (kind in ("scale", "add") and array.dtype == "bool"):
+        return f"its elements are {array.dtype}"
+    if kind == "mean" and all(array.inner_shape[axis] == 1 for axis in array.averaged):
+        return "there is nothing to average over: every axis but that of the units has one index"
+    if kind in ("patch", "steer") and array.lead:
+        return "it is inside a loop or a map without a name"
+    return ""
+
+
+def check_possible(change: Change, array: Array) -> None:
+    """Raises EditError if an array cannot be changed so."""
+    reason = possible(array, change.kind)
+    if not reason and "int" in array.dtype and change.kind in ("scale", "add") and change.factor % 1:
+        reason = f"its elements are {array.dtype}, and {change.factor:g} is no whole number"
+    if not reason and any(axis < array.lead for axis, _ in change.chosen):
+        reason = "iterations of a loop, and examples of a map, cannot be changed one by one here"
+    if reason:
+        raise EditError(f"{change.text(array)}: this is not possible, as {reason}")
+
+
+def within(change: Change, array: Array) -> Change:
+    """The change with the axes that an edit sees: without those of loops and maps."""
+    return dataclasses.replace(change, chosen=tuple((axis - array.lead, at) for axis, at in change.chosen))
 
 
 def _listed(indices: Sequence[int]) -> str:
@@ -95,16 +133,16 @@ class Place:
         pattern: The path, or the path of the named loop that it is a row of.
         is_row: Whether it is a row of a named loop; its number is then an array.
         call: Which call of the site; all, if None.
-        ndim: The number of axes of the value.
-        unit_axis: The axis whose means are kept apart, for `mean`.
+        leaf: Which leaf of the value; None if the value is an array.
+        averaged: The axes that the mean is taken over.
     """
 
     kind: Kind
     pattern: str
     is_row: bool
     call: int | None
-    ndim: int
-    unit_axis: int
+    leaf: int | None
+    averaged: tuple[int, ...]
 
 
 def numbers_of(
@@ -173,74 +211,98 @@ def _rule(place: Place, arrays: Mapping[str, Any]) -> Callable[[Any], Any]:
         elif place.kind == "add":
             new = x + factor.astype(x.dtype)
         elif place.kind == "mean":
-            others = tuple(d for d in range(x.ndim - 1) if d != place.unit_axis)
-            new = jnp.broadcast_to(jnp.mean(x, others, keepdims=True).astype(x.dtype), x.shape)
+            new = jnp.broadcast_to(jnp.mean(x, place.averaged, keepdims=True).astype(x.dtype), x.shape)
         elif place.kind == "patch":
             new = jnp.asarray(arrays["other"]).astype(x.dtype)
         else:
             new = x + (factor * jnp.asarray(arrays["other"])).astype(x.dtype)
         return jnp.where(mask, new, x)
 
-    return new_value
+    leaf = place.leaf
+    return new_value if leaf is None else lambda value: with_leaf(value, leaf, new_value)
 
 
-def as_python(changes: Sequence[Change], layouts: Sequence[tuple[int, int]], inputs: Mapping[str, str]) -> str:
+def with_leaf(value: Any, leaf: int, new_value: Callable[[Any], Any]) -> Any:
+    """A pytree with one leaf replaced."""
+    leaves, tree = jax.tree.flatten(value)
+    leaves[leaf] = new_value(leaves[leaf])
+    return jax.tree.unflatten(tree, leaves)
+
+
+def as_python(changes: Sequence[Change], arrays: Sequence[Array], inputs: Mapping[str, str]) -> str:
     """Python that makes `changed`, with the tools of `sonde`, of the program `f` and its arguments `args`.
 
     Args:
         changes: The changes.
-        layouts: For each, the number of axes of the value, and the axis of its units.
+        arrays: What each of them changes.
         inputs: For each prompt that a change names, Python for the arguments of the program.
     """
     lines = ["unchanged = changed = f"]
-    for change, (ndim, unit_axis) in zip(changes, layouts):
-        path = repr(change.path)
+    for change, array in zip(changes, arrays):
         if change.kind in ("patch", "steer"):
-            arguments = inputs[change.prompt]
-            lines.append(f"other = sonde.capture(f, {path})(*{arguments})[1][{path}].values[{change.call}]")
+            lines.append(f"other = {_recorded(array, inputs[change.prompt])}")
         if change.kind == "steer":
-            lines.append(f"value = sonde.capture(f, {path})(*args)[1][{path}].values[{change.call}]")
-            lead = tuple(axis for axis in range(ndim - 1) if axis != unit_axis)
-            lines.append(f"direction = other.mean({lead}, keepdims=True) - value.mean({lead}, keepdims=True)")
-        lines.append(f"changed = {_expression(change, ndim, unit_axis)}")
+            lines.append(f"value = {_recorded(array, 'args')}")
+            means = (f"{name}.mean({array.averaged}, keepdims=True)" for name in ("other", "value"))
+            lines.append(f"direction = {' - '.join(means)}")
+        lines += _lines(within(change, array), array)
     return "\n".join(lines)
 
 
-def _expression(change: Change, ndim: int, unit_axis: int) -> str:
-    path, chosen = repr(change.path), dict(change.chosen)
+def _recorded(array: Array, arguments: str) -> str:
+    path = repr(array.path)
+    value = f"sonde.capture(f, {path})(*{arguments})[1][{path}].values[{array.call}]"
+    return value if array.leaf is None else f"jax.tree.leaves({value})[{array.leaf}]"
+
+
+def _lines(change: Change, array: Array) -> list[str]:
+    """Python that changes `changed` once more; the axes of the change are those that an edit sees."""
+    path, chosen, ndim = repr(change.path), dict(change.chosen), len(array.inner_shape)
+    unit_axis = array.unit_axis - array.lead
     units = chosen.get(unit_axis)
     beside = {axis: at for axis, at in chosen.items() if axis != unit_axis}
-    calls = f", calls={change.call}" if change.call else ""
-    if change.kind in ("ablate", "mean") and len(beside) <= 1:
+    calls = f", calls={change.call}" if array.calls > 1 else ""
+    if change.kind in ("ablate", "mean") and len(beside) <= 1 and array.leaf is None:
         where = f", units={list(units)}" if units is not None else ""
         where += f", unit_axis={unit_axis - ndim}" if units is not None or change.kind == "mean" else ""
         where += "".join(f", positions={list(at)}, position_axis={axis - ndim}" for axis, at in beside.items())
         value = "" if change.kind == "ablate" else ", value='mean'"
-        return f"sonde.tools.ablate(changed, {path}{value}{where}{calls})"
+        return [f"changed = sonde.tools.ablate(changed, {path}{value}{where}{calls})"]
     index = ", ".join(_index(chosen.get(axis)) for axis in range(ndim)) or "..."
+    if ndim == 1 and chosen:  # a list alone is no index
+        index = f"jnp.array({index})"
     if sum(len(at) > 1 for at in chosen.values()) > 1:  # two lists in one index would be taken pairwise
         rows = (f"{list(chosen[axis])}" if axis in chosen else f"np.arange(x.shape[{axis}])" for axis in range(ndim))
         index = f"np.ix_({', '.join(rows)})"
-    rule = f"lambda x: {changed_part(change, index, ndim, unit_axis)}"
-    if change.is_of_gradient or change.call:
+    bound = {"patch": ", other=other", "steer": ", direction=direction"}.get(change.kind, "")
+    part = changed_part(change, index, array)
+    rule, lines = f"lambda x{bound}: {part}", []
+    if array.leaf is not None:
+        rule = "new_value"
+        lines = [
+            f"def new_value(value{bound}):",
+            "    leaves, tree = jax.tree.flatten(value)",
+            f"    x = leaves[{array.leaf}]",
+            f"    leaves[{array.leaf}] = {part}",
+            "    return jax.tree.unflatten(tree, leaves)",
+        ]
+    if change.is_of_gradient or calls:
         name = "grad=" if change.is_of_gradient else ""
         rule = f"sonde.Edit({name}{rule}{calls})"
-    bound = {"patch": ", other=other", "steer": ", direction=direction"}.get(change.kind, "")
-    rule = rule.replace("lambda x:", f"lambda x{bound}:")
-    return f"sonde.edit(changed, {{{path}: {rule}}})"
+    return [*lines, f"changed = sonde.edit(changed, {{{path}: {rule}}})"]
 
 
-def changed_part(change: Change, index: str, ndim: int, unit_axis: int) -> str:
+def changed_part(change: Change, index: str, array: Array) -> str:
     """Python for the array `x` with the part at an index changed; it may read `other` or `direction`."""
-    others = tuple(axis for axis in range(ndim - 1) if axis != unit_axis)
+    factor = repr(int(change.factor) if "int" in array.dtype else change.factor)
     action = {
-        "ablate": "set(0)",
-        "scale": f"multiply({change.factor!r})",
-        "add": f"add({change.factor!r})",
-        "gradient": f"multiply({change.factor!r})",
-        "mean": f"set(jnp.broadcast_to(x.mean({others}, keepdims=True), x.shape)[{index}])",
+        "ablate": f"set({False if array.dtype == 'bool' else 0})",
+        "scale": f"multiply({factor})",
+        "add": f"add({factor})",
+        "gradient": f"multiply({factor})",
+        "mean": f"set(jnp.broadcast_to(x.mean({array.averaged}, keepdims=True), x.shape)[{index}])",
         "patch": f"set(other[{index}])",
-        "steer": f"add(jnp.broadcast_to({change.factor!r} * direction, x.shape)[{index}])",
+        "steer": f"add(jnp.broadcast_to({factor} * direction, x.shape)[{index}])",
     }[change.kind]
     return f"x.at[{index}].{action}"
 

@@ -13,7 +13,7 @@ from sonde.report.plain_json import number
 from sonde.tools import compare
 from sonde.tools.numerics.families import family, natural
 from sonde.viewer.arrays import Array
-from sonde.viewer.changes import Change, as_python, changed, changed_part
+from sonde.viewer.changes import Change, as_python, changed, changed_part, check_possible
 from sonde.viewer.explained import explained_number, metric_code, only_number
 from sonde.viewer.operations import Job, changes_of, operation, packed
 from sonde.viewer.runs import Runs
@@ -33,13 +33,14 @@ def python(
     runs = job.runs(subject)
     every = tuple(Change.of(change) for change in changes)
     made = changes_of(changes)
-    layouts, inputs = [], {}
+    arrays, inputs = [], {}
     for change in made:
-        array = runs.array(prompt, change.path, change.call)
-        layouts.append((len(array.shape), array.unit_axis))
+        array = runs.array(prompt, change.path, change.call, change.part)
+        check_possible(change, array)
+        arrays.append(array)
         if change.kind in ("patch", "steer"):
             inputs[change.prompt] = f"(jnp.asarray([{runs.subject.token_ids(change.prompt)}]), *args[1:])"
-    start = f"{_IMPORTS}\n\n{_origin(runs, prompt)}\n{as_python(made, layouts, inputs)}"
+    start = f"{_IMPORTS}\n\n{_origin(runs, prompt)}\n{as_python(made, arrays, inputs)}"
     return {
         "start": start + ("\nf = changed" if made else ""),
         "code": f"{start}\nresult = changed(*args)",
@@ -61,9 +62,9 @@ def _origin(runs: Runs, prompt: str | None) -> str:
 
 
 def _text(runs: Runs, prompt: str | None, change: Change) -> str:
-    """A change in words, with the names of the axes; for a site that is not there, with their numbers."""
-    names = {(a.path, a.call): a.axes for a in runs.arrays(prompt)}
-    return change.text(names.get((change.path, change.call), ()))
+    """A change in words."""
+    arrays = {(a.path, a.call, a.part): a for a in runs.arrays(prompt)}
+    return change.text(arrays.get((change.path, change.call, change.part)))
 
 
 @operation
@@ -140,20 +141,20 @@ def _sweep_code(
     runs: Runs, layers: Sequence[str], array: Array, axis: int | None, change: Change, explained: str
 ) -> str:
     """Python that runs the program once for each layer and unit, and keeps the number that is explained."""
-    if change.kind not in ("ablate", "mean", "patch"):
+    if change.kind not in ("ablate", "mean", "patch") or array.leaf is not None:
         return "# there is no short form of this sweep"
-    ndim = len(array.shape)
-    index = ", ".join("unit" if i == axis else ":" for i in range(ndim)) or "..."
+    index = ", ".join("unit" if i == axis else ":" for i in range(array.lead, len(array.shape))) or "..."
+    edit = "sonde.Edit(new, calls=0)" if array.calls > 1 else "new"
     lines = [f"paths = {list(layers)}", explained, "scores = {}"]
     if change.kind == "patch":
         lines.append(f"other_args = (jnp.asarray([{runs.subject.token_ids(change.prompt)}]), *args[1:])")
         lines.append("_, records = sonde.capture(f, *paths)(*other_args)")
     lines.append("for path in paths:")
     if change.kind == "patch":
-        lines.append("    other = records[path].value")
+        lines.append("    other = records[path].values[0]")
     lines.append(f"    for unit in range({1 if axis is None else array.shape[axis]}):")
-    lines.append(f"        new = lambda x, unit=unit: {changed_part(change, index, ndim, array.unit_axis)}")
-    lines.append("        scores[path, unit] = float(metric(sonde.edit(f, {path: new})(*args)))")
+    lines.append(f"        new = lambda x, unit=unit: {changed_part(change, index, array)}")
+    lines.append(f"        scores[path, unit] = float(metric(sonde.edit(f, {{path: {edit}}})(*args)))")
     return "\n".join(lines)
 
 

@@ -64,19 +64,30 @@ def gradient_values(
                 return only_number(result)
             return jnp.sum(language.logits(result)[0, view_position][view_tokens] * view_signs)
 
-        return site_gradients(explained_result, inside=runs.subject.inside)
+        return explained_result
 
     places = runs.placed(prompt, changes)
     key = ("gradient", prompt, tuple(changes), position, tokens.tobytes(), signs.tobytes())
 
-    def compute() -> Any:
+    def gradients_at(*paths: str) -> Any:
         args = runs.subject.arguments(prompt)
         options = {"view_position": np.int32(position), "view_tokens": tokens, "view_signs": signs}
-        return on_host(runs.call("gradient", make, args, places, **options)[1], "view")
 
-    records = runs.remembered(key, compute)
+        def sites(f: Callable[..., Any], program: Any) -> Callable[..., Any]:
+            return site_gradients(make(f, program), *paths, inside=runs.subject.inside)
+
+        return on_host(runs.call(("gradient", paths), sites, args, places, **options)[1], "view")
+
+    def everywhere() -> Any:
+        try:
+            return gradients_at()
+        except ValueError:  # such as a `while_loop`: no gradient goes through it, but other sites may have one
+            return {}
 
     def at(array: Array) -> np.ndarray:
+        records = runs.remembered(key, everywhere)
+        if not records:
+            records = runs.remembered((*key, array.path), lambda: gradients_at(array.path))
         grads = records[array.path].grads
         leaves = arrays_in(grads[array.call]) if grads and grads[array.call] is not None else []
         if array.part >= len(leaves):

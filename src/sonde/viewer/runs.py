@@ -25,8 +25,8 @@ from sonde.dictionaries import Dictionary
 from sonde.errors import EditError, TraceContextError
 from sonde.tools.execution.record_values import on_host
 from sonde.tools.numerics.families import family
-from sonde.viewer.arrays import Array, each_array, itemsize
-from sonde.viewer.changes import Change, Place, changed, numbers_of
+from sonde.viewer.arrays import Array, as_numbers, each_array, itemsize
+from sonde.viewer.changes import Change, Place, changed, check_possible, numbers_of, within
 from sonde.viewer.subject import Subject
 
 MEMORY = 512
@@ -35,6 +35,24 @@ MEMORY = 512
 # Python decides by numbers, or changes the state of a model that is not an argument: such a program runs as it is.
 _NOT_TRACED = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, TraceContextError)
 _MOST_MEMBERS = 64  # of a family whose layers one compiled program serves
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ran:
+    """Where a value was computed: a branch that was not taken, or a loop that ran no time, leaves zeros.
+
+    Attributes:
+        where: Along the first axes of the value, those of loops and maps.
+        count: How many times the `while_loop` around the site ran, whose last value is recorded; None if there is none.
+    """
+
+    where: np.ndarray | np.bool_
+    count: Any
+
+    def along(self, value: np.ndarray) -> np.ndarray:
+        """The same for every element of the value."""
+        whole = self.where.reshape(self.where.shape + (1,) * (value.ndim - self.where.ndim))
+        return np.broadcast_to(whole, value.shape)
 
 
 @dataclasses.dataclass(eq=False)
@@ -55,9 +73,18 @@ class Run:
         """A recorded array; None if it was not recorded."""
         for records in [*self.parts]:  # another thread may add some, or forget some
             if path in records:
-                leaves = arrays_in(records[path].values[call])
-                return np.asarray(leaves[part])
+                return as_numbers(arrays_in(records[path].values[call])[part])
         return None
+
+    def ran(self, path: str, call: int = 0) -> Ran:
+        """Where a value that was recorded was computed."""
+        for records in [*self.parts]:
+            if path in records:
+                record = records[path]
+                taken, count = record.taken[call], record.counts[call]
+                where = np.True_ if taken is None else np.asarray(taken)
+                return Ran(where if count is None else where & (np.asarray(count) > 0), count)
+        return Ran(np.True_, None)
 
 
 class Runs:
@@ -339,11 +366,8 @@ class Runs:
         places: list[Place] = []
         numbers: list[dict[str, Any]] = []
         for change in changes:
-            array = self.array(prompt, change.path, change.call)
-            if any(axis < array.lead for axis, _ in change.chosen):
-                raise EditError(f"{change.path}: iterations and mapped examples cannot be changed one by one here")
-            inner = dataclasses.replace(change, chosen=tuple((axis - array.lead, at) for axis, at in change.chosen))
-            shape = array.shape[array.lead :]
+            array = self.array(prompt, change.path, change.call, change.part)
+            check_possible(change, array)
             other = self._other(prompt, change, array)
             types, stacked = self.types(prompt), self.stacked_path(prompt, change.path)
             rows = types.rows(change.path) if stacked != change.path else []
@@ -352,11 +376,10 @@ class Runs:
             is_row = 0 < len(rows) == len(types[stacked].axes) and len(rows[0].numbers) == 1
             call = None if len(rows) == 1 and not is_row else change.call
             iteration = rows[0].numbers[0] if is_row else 0
-            unit_axis = array.unit_axis - array.lead
-            own = numbers_of(inner, shape, iteration, other, loose=loose)
+            own = numbers_of(within(change, array), array.inner_shape, iteration, other, loose=loose)
             for path in self._layers(prompt, array) if not is_row else [change.path]:
-                place = Place(change.kind, stacked if is_row else path, is_row, call, len(shape), unit_axis)
-                places.append(place)
+                pattern = stacked if is_row else path
+                places.append(Place(change.kind, pattern, is_row, call, array.leaf, array.averaged))
                 idle = own | {"masks": [np.zeros_like(mask) for mask in own["masks"]]}
                 numbers.append(own if path == change.path else idle)
         return tuple(places), tuple(numbers)
@@ -367,7 +390,8 @@ class Runs:
         alike = [
             other.path
             for other in self.arrays(prompt)
-            if family(other.path) == own and other.shape == array.shape and other.call == array.call
+            if family(other.path) == own
+            and (other.shape, other.call, other.part) == (array.shape, array.call, array.part)
         ]
         return (
             alike
@@ -379,11 +403,10 @@ class Runs:
         """What a change puts in place: the value of another prompt, or the direction to it."""
         if change.kind not in ("patch", "steer"):
             return None
-        other = self.value(change.prompt, (), change.path, change.call)
+        other = self.value(change.prompt, (), change.path, change.call, change.part)
         if change.kind == "steer":
-            own = self.value(prompt, (), change.path, change.call)
-            lead = tuple(axis for axis in range(other.ndim - 1) if axis != array.unit_axis)
-            means = [np.asarray(x, np.float32).mean(lead, keepdims=True) for x in (other, own)]
+            own = self.value(prompt, (), change.path, change.call, change.part)
+            means = [np.asarray(x, np.float32).mean(array.averaged, keepdims=True) for x in (other, own)]
             return means[0] - means[1]
         if other.shape != array.shape:
             raise EditError(

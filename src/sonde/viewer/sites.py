@@ -14,10 +14,10 @@ from sonde.port.difference import distance
 from sonde.report.plain_json import number
 from sonde.tools.numerics.array_statistics import described, moments_of_whole
 from sonde.viewer.arrays import Array
-from sonde.viewer.changes import Change
+from sonde.viewer.changes import KINDS, Change, possible
 from sonde.viewer.explained import gradient_values
 from sonde.viewer.operations import Job, changes_of, operation, packed
-from sonde.viewer.runs import Runs
+from sonde.viewer.runs import Ran, Runs
 
 _POINTS = 16  # of the small curve beside a site
 _MOST_CELLS = 300_000  # of one picture
@@ -50,10 +50,12 @@ def glances(job: Job, subject: str, prompt: str | None = None, changes: Any = ()
     run, before = runs.whole_run(prompt, made), runs.whole_run(prompt)
     listed = []
     for array in runs.arrays(prompt):
-        value = run.value(array.path, array.call, array.part)
-        glance = {} if value is None else _glance(value, array)
+        place = array.path, array.call, array.part
+        value, ran = run.value(*place), run.ran(*place[:2])
+        glance = {} if value is None else _glance(value, array, ran)
         if value is not None and made:
-            glance["moved"] = number(_moved(value, before.value(array.path, array.call, array.part)))
+            both = ran.where & before.ran(*place[:2]).where
+            glance["moved"] = number(_moved(value, before.value(*place), both))
         listed.append(glance)
     return {"glances": listed, "bytes": runs.bytes, "memory": runs.memory}
 
@@ -69,16 +71,19 @@ def _card(array: Array) -> dict[str, Any]:
         "dtype": array.dtype,
         "bytes": array.bytes,
         "square": array.is_square,
+        "leaf": array.leaf,
     }
 
 
-def _glance(value: np.ndarray, array: Array) -> dict[str, Any]:
+def _glance(value: np.ndarray, array: Array, ran: Ran) -> dict[str, Any]:
     """The scale of a value, and the scale along its positions, or along its last axis."""
-    if not np.issubdtype(value.dtype, np.number) and value.dtype.name not in ("bfloat16", "float16"):
+    if array.dtype.startswith("key") or not value.size:
         return {}
-    wide = np.abs(np.asarray(value, np.float32))
-    finite = np.isfinite(wide)
-    bad = int(wide.size - finite.sum())
+    if not ran.where.any():
+        return {"idle": True}
+    wide, computed = np.abs(_real(value)), ran.along(value)
+    finite = np.isfinite(wide) & computed
+    bad = int(computed.sum() - finite.sum())
     squares = np.where(finite, wide, 0) ** 2
     rms = math.sqrt(float(squares.sum(dtype=np.float64)) / max(int(finite.sum()), 1))
     axis = array.length_axis if array.length_axis is not None else wide.ndim - 1
@@ -90,11 +95,16 @@ def _glance(value: np.ndarray, array: Array) -> dict[str, Any]:
     return {"rms": number(rms), "spark": [round(15 * x / top) for x in curve]} | ({"bad": bad} if bad else {})
 
 
-def _moved(value: np.ndarray, before: np.ndarray | None) -> float | None:
-    """The norm of the difference, relative to the value before."""
-    if before is None or before.shape != value.shape:
+def _moved(value: np.ndarray, before: np.ndarray | None, ran: np.ndarray | np.bool_) -> float | None:
+    """The norm of the difference, relative to the value before, of what was computed both times."""
+    if before is None or before.shape != value.shape or not ran.any():
         return None
-    return distance(value, before).norm
+    return distance(value[ran], before[ran]).norm
+
+
+def _real(value: np.ndarray) -> np.ndarray:
+    """A value as real numbers that can be drawn: of complex numbers, the magnitude."""
+    return np.asarray(np.abs(value) if np.iscomplexobj(value) else value, np.float32)
 
 
 @operation
@@ -111,24 +121,31 @@ def site(
     """The statistics and the histogram of a value, or of its gradient if `explained` says of what."""
     runs, made = job.runs(subject), changes_of(changes)
     array = runs.array(prompt, path, call, part)
-    value = _values(runs, prompt, made, array, explained)
-    statistics = described(moments_of_whole(np.asarray(value)))
+    value, ran = _values(runs, prompt, made, array, explained)
+    statistics = described(moments_of_whole(value[ran.where]))
     counts = statistics.histogram
     used = np.flatnonzero(counts) if counts is not None else np.zeros(0, int)
     numbers = {
         name: number(getattr(statistics, name))
         for name in ("size", "mean", "std", "min", "max", "norm", "zeros", "nonfinite", "units", "dead")
     }
-    before = _values(runs, prompt, (), array, explained) if made else None
+    moved = None
+    if made:
+        before, ran_before = _values(runs, prompt, (), array, explained)
+        moved = _moved(value, before, ran.where & ran_before.where)
+    reasons = {kind: possible(array, kind) for kind in KINDS}
     return {
         **_card(array),
         "source": short_place(array.source),
         "drawn": _first_axes(array.axes),
+        "ran": [int(ran.where.sum()), ran.where.size],
+        "iterations": None if ran.count is None else int(np.max(ran.count, initial=0)),
+        "impossible": {kind: reason for kind, reason in reasons.items() if reason},
         "statistics": numbers,
         "histogram": {"first": int(used[0]), "counts": counts[used[0] : used[-1] + 1].tolist()}
         if counts is not None and used.size
         else None,
-        "moved": None if before is None else number(_moved(np.asarray(value), np.asarray(before))),
+        "moved": number(moved),
     }
 
 
@@ -176,9 +193,12 @@ def picture(
     """
     runs, made = job.runs(subject), changes_of(changes)
     array = runs.array(prompt, path, call, part)
-    value = np.asarray(_values(runs, prompt, made, array, explained), np.float32)
+    value, ran = _values(runs, prompt, made, array, explained)
+    where = ran.along(value)
     if against:
-        value = value - np.asarray(_values(runs, prompt, (), array, explained), np.float32)
+        before, ran_before = _values(runs, prompt, (), array, explained)
+        value, where = _difference(value, before), where & ran_before.along(before)
+    value = np.where(where, _real(value), np.nan)
     drawn = [axis for axis in (each, rows, columns) if axis is not None and 0 <= axis < value.ndim]
     if len(set(drawn)) != len(drawn):
         raise ValueError("a picture needs different axes for its rows and columns")
@@ -197,7 +217,16 @@ def picture(
     return {"values": packed(whole[tuple(slice(n) for n in cut)]), "of": list(whole.shape)}
 
 
-def _values(runs: Runs, prompt: str | None, changes: Sequence[Change], array: Array, explained: Any) -> Any:
-    if explained is None:
-        return runs.value(prompt, changes, array.path, array.call, array.part)
-    return gradient_values(runs, prompt, changes, explained)(array)
+def _difference(value: np.ndarray, before: np.ndarray) -> np.ndarray:
+    # Small floats are subtracted as floats of 32 bits; integers as what holds them, not modulo their range.
+    wide = np.complex64 if np.iscomplexobj(value) else np.float64
+    return value.astype(wide) - before.astype(wide)
+
+
+def _values(
+    runs: Runs, prompt: str | None, changes: Sequence[Change], array: Array, explained: Any
+) -> tuple[np.ndarray, Ran]:
+    """A value, or its gradient, and where it was computed."""
+    value = np.asarray(runs.value(prompt, changes, array.path, array.call, array.part))
+    ran = runs.run(prompt, changes, array.path).ran(array.path, array.call)
+    return (value if explained is None else gradient_values(runs, prompt, changes, explained)(array)), ran

@@ -271,6 +271,7 @@ def feature(job: Job, subject: str, path: str, index: int) -> dict[str, Any]:
         "density": number(examples.density[index]),
         "mean": number(examples.mean[index]),
         "highest": number(best[0].value if best else 0.0),
+        "spaced": not stored.has_words,
         "histogram": {"counts": examples.histogram[index].tolist(), "ends": plain(POWERS)},
         "examples": [stored.around(path, index, x.text, x.position) | {"value": number(x.value)} for x in best],
         "neighbors": [[i, number(alike[i])] for i in order],

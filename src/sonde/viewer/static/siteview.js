@@ -3,19 +3,20 @@
 
 import { colorScale, el, histogram, num, paint, percent, plural, scaleLegend, show, tip } from "/static/shared.js";
 import { card } from "/static/exporting.js";
-import { rangeOf, unpacked } from "/static/numbers.js";
+import { oneOf, rangeOf, unpacked } from "/static/numbers.js";
 import { activeChanges, addChange, current, explained, runOf, update } from "/static/state.js";
 import { visible } from "/static/text.js";
 
 const WIDEST = 900;
 
 // Python that makes the numbers of the picture.
-function codeOf({ path, call }) {
+function codeOf({ path, call, leaf }) {
   const name = JSON.stringify(path);
-  const value = (of, program) => `_, records = sonde.capture(${program}, ${name})(*args)\n${of} = records[${name}].values[${call}]`;
+  const part = (text) => (leaf === null ? text : `jax.tree.leaves(${text})[${leaf}]`);
+  const value = (of, program) => `_, records = sonde.capture(${program}, ${name})(*args)\n${of} = ${part(`records[${name}].values[${call}]`)}`;
   if (current().show === "value") return value("value", "f");
   if (current().show === "change") return `${value("before", "unchanged")}\n${value("after", "f")}\nchange = after - before`;
-  return `_, records = sonde.tools.site_gradients(f, ${name}, metric=metric)(*args)\ngradient = records[${name}].grads[${call}]`;
+  return `_, records = sonde.tools.site_gradients(f, ${name}, metric=metric)(*args)\ngradient = ${part(`records[${name}].grads[${call}]`)}`;
 }
 
 // What every question about the shown site says.
@@ -53,8 +54,11 @@ export async function siteView(context) {
     factLine(facts, entries, context),
   );
   if (state.show === "gradient") box.append(el("p", { class: "quiet" }, context.explainedText()));
-  const picture = await pictureCard(context, facts, place, shown);
-  box.append(picture, statisticsCard(facts, context));
+  if (!facts.ran[0]) {
+    box.append(el("p", { class: "card quiet" }, "There is no value: in this run the branch of this site was not taken, or its loop ran no time."));
+    return box;
+  }
+  box.append(await pictureCard(context, facts, place, shown), statisticsCard(facts, context));
   return box;
 }
 
@@ -63,13 +67,17 @@ function factLine(facts, entries, context) {
   const fact = (name, value) => line.append(el("span", {}, `${name} `, el("b", { class: "mono" }, value)));
   fact("array", `${facts.dtype}[${facts.shape.map((n, i) => `${facts.axes[i] ?? ""} ${n}`.trim()).join(", ")}]`);
   if (facts.source) fact("line", facts.source);
+  const [ran, of] = facts.ran;
+  if (ran < of) fact("computed in", `${ran} of ${of} iterations`);
+  if (facts.iterations) fact("iteration", `the last of ${facts.iterations}`);
+  if (facts.dtype.startsWith("complex")) fact("drawn is", "the magnitude");
   if (facts.moved !== null) fact("moved by", percent(num(facts.moved)));
   if (entries.length > 1) {
     const { call, part } = current();
     const select = el(
       "select",
       { "aria-label": "Which call and array" },
-      ...entries.map((entry, i) => el("option", { value: i }, `call ${entry.call}${entry.part ? `, array ${entry.part}` : ""}`)),
+      ...entries.map((entry, i) => el("option", { value: i }, placeOf(entry, entries))),
     );
     select.value = entries.findIndex((entry) => entry.call === call && entry.part === part);
     select.addEventListener("change", () => {
@@ -88,13 +96,19 @@ function factLine(facts, entries, context) {
   return line;
 }
 
+// The number of the call, and of the array, as far as they tell the arrays of a site apart.
+function placeOf(entry, entries) {
+  const differ = (name) => entries.some((other) => other[name] !== entry[name]);
+  return ["call", "part"].filter(differ).map((name) => `${name === "part" ? "array" : "call"} ${entry[name]}`).join(", ");
+}
+
 function statisticsCard(facts, context) {
   const s = facts.statistics;
   const stats = el("dl", { class: "stats" });
   const add = (name, value, bad) => stats.append(el("div", {}, el("dt", {}, name), el("dd", { class: bad ? "bad" : null }, value)));
   for (const name of ["mean", "std", "min", "max", "norm"]) add(name, show(s[name]));
   add("zeros", s.size ? percent(s.zeros / s.size) : "–");
-  if (s.units > 1) add("dead units", `${s.dead} of ${s.units}`);
+  if (s.size && s.units > 1) add("dead units", `${s.dead} of ${s.units}`);
   add("not finite", s.nonfinite ? plural(s.nonfinite, "element") : "none", s.nonfinite > 0);
   const body = [stats];
   if (facts.histogram) body.push(histogram(facts.histogram, context.edges, `Histogram of ${facts.path}`));
@@ -128,7 +142,7 @@ async function pictureCard(context, facts, place, shown) {
     const scale = colorScale(low, high, low < 0 || state.show !== "value");
     body.replaceChildren(
       axisChoice(facts, chosen, draw),
-      scaleLegend(scale, bad > 0),
+      scaleLegend(scale, bad > 0, facts.ran[0] < facts.ran[1] ? "not computed, or not finite" : "not finite"),
       el("div", { class: "maps" }, ...maps(values, scale, facts, chosen, context, pick)),
     );
     const [rows, columns] = values.shape.slice(-2);
@@ -139,7 +153,7 @@ async function pictureCard(context, facts, place, shown) {
 
   const pick = (at) => {
     selection.clear();
-    for (const [axis, index] of at) if (axis >= 0) selection.set(axis, index);
+    for (const [axis, index] of at) if (axis >= facts.lead) selection.set(axis, index); // loops and maps are changed as a whole
     drawActions();
   };
 
@@ -192,7 +206,7 @@ function maps(values, scale, facts, chosen, context, pick) {
   const name = (axis, i) => {
     if (axis < 0) return "";
     const isToken = ["length", "keys"].includes(facts.axes[axis]) && context.tokens.length === facts.shape[axis];
-    return `${facts.axes[axis]} ${i}${isToken ? ` ${JSON.stringify(context.tokens[i].text)}` : ""}`;
+    return `${oneOf(facts.axes[axis])} ${i}${isToken ? ` ${JSON.stringify(context.tokens[i].text)}` : ""}`;
   };
   const available = Math.min(WIDEST, context.width());
   const unit = Math.max(1, Math.min(22, Math.floor((several > 1 ? Math.min(190, available) : available - 90) / Math.max(columns, several > 1 ? rows : 1))));
@@ -249,7 +263,7 @@ function changeTools(context, facts, selection) {
     const input = el("input", { type: "number", min: 0, max: size - 1, value: index, "aria-label": `Which ${facts.axes[axis]}` });
     input.addEventListener("change", () => selection.set(axis, Math.max(0, Math.min(size - 1, Number(input.value) || 0))));
     const remove = el("button", { class: "tool", type: "button", "aria-label": `All of ${facts.axes[axis]}` }, "×");
-    const chip = el("span", { class: "chip" }, `${facts.axes[axis]} `, input, remove);
+    const chip = el("span", { class: "chip" }, `${oneOf(facts.axes[axis])} `, input, remove);
     remove.addEventListener("click", () => {
       selection.delete(axis);
       chip.remove();
@@ -261,30 +275,33 @@ function changeTools(context, facts, selection) {
   other.addEventListener("change", () => update({ other: other.value }, { replace: true }));
   const make = (kind, more = {}) => {
     const picked = Object.fromEntries([...selection].filter(([axis]) => facts.axes[axis] !== "batch").map(([axis, i]) => [axis, [i]]));
-    addChange({ kind, path: facts.path, call: facts.call, chosen: picked, ...more });
+    addChange({ kind, path: facts.path, call: facts.call, part: facts.part, chosen: picked, ...more });
   };
-  const button = (text, title, act) => el("button", { class: "button", type: "button", title, on: { click: act } }, text);
+  const button = (text, kind, title, more = () => ({})) => {
+    const reason = facts.impossible[kind];
+    return el("button", { class: "button", type: "button", disabled: Boolean(reason), title: reason ? `Not possible here: ${reason}` : title, on: { click: () => make(kind, more()) } }, text);
+  };
+  const scaled = () => ({ factor: Number(factor.value) });
   box.append(
     el("p", { class: "quiet" }, selection.size ? "Change what was clicked:" : "Change the whole value, or click a part of the picture first:"),
     parts,
     el(
       "div",
       { class: "buttons" },
-      button("Zero", "Put zeros there", () => make("ablate")),
-      button("Mean", "Put the mean of this value there", () => make("mean")),
-      el("span", { class: "group" }, button("Scale by", "Multiply by the factor", () => make("scale", { factor: Number(factor.value) })), factor),
-      button("Scale gradient", "Multiply the gradient by the factor", () => make("gradient", { factor: Number(factor.value) })),
+      button("Zero", "ablate", "Put zeros there"),
+      button("Mean", "mean", "Put the mean over all axes but that of the units there"),
+      el("span", { class: "group" }, button("Scale by", "scale", "Multiply by the factor", scaled), factor),
+      button("Scale gradient", "gradient", "Multiply the gradient by the factor", scaled),
     ),
   );
-  if (context.card.prompt !== null)
-    box.append(
-      el(
-        "div",
-        { class: "buttons" },
-        other,
-        button("Patch", "Take the value of the other prompt", () => other.value && make("patch", { prompt: other.value })),
-        button("Steer", "Add the difference to the other prompt, times the factor", () => other.value && make("steer", { prompt: other.value, factor: Number(factor.value) })),
-      ),
-    );
+  if (context.card.prompt !== null) {
+    const patch = button("Patch", "patch", "Take the value of the other prompt", () => ({ prompt: other.value }));
+    const steer = button("Steer", "steer", "Add the difference to the other prompt, times the factor", () => ({ prompt: other.value, ...scaled() }));
+    const impossible = [patch, steer].map((one) => one.disabled);
+    const fill = () => [patch, steer].forEach((one, i) => (one.disabled = impossible[i] || !other.value));
+    other.addEventListener("input", fill);
+    fill();
+    box.append(el("div", { class: "buttons" }, other, patch, steer));
+  }
   return box;
 }
