@@ -189,13 +189,16 @@ const NEAR_ZERO = 0.01; // the bins around zero that hold no more than this shar
 const FEWEST = 10; // so that a value that is nearly constant does not look like a wall
 
 function histogram(counts, edges, name) {
-  const [width, height, top, base] = [420, 146, 8, 124];
+  const [width, height, top, base] = [420, 172, 20, 136];
   const total = counts.counts.reduce((a, b) => a + b, 0);
   const bars = mergedBars(counts, edges, total);
   const most = bars.reduce((a, bar) => Math.max(a, bar.n), 0);
   const w = width / bars.length;
   const root = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": name });
   root.append(svg("line", { class: "grid", x1: 0, x2: width, y1: base, y2: base }));
+  root.append(svg("line", { class: "grid", x1: 0, x2: width, y1: top, y2: top }));
+  root.append(svg("text", { x: 0, y: top - 6 }, plural(most, "element")));
+  root.append(svg("text", { x: width / 2, y: height - 3, "text-anchor": "middle" }, "value, on a logarithmic scale"));
   const step = Math.max(1, Math.ceil(bars.length / 8));
   bars.forEach(({ n, low, high }, k) => {
     const x = k * w;

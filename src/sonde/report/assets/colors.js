@@ -51,7 +51,7 @@ function paint(canvas, rows, columns, at, scale) {
   return canvas;
 }
 
-function scaleLegend(scale, missing) {
+function scaleLegend(scale, missing, why = "not finite") {
   const strip = paint(
     el("canvas", { "aria-hidden": "true" }),
     1,
@@ -62,7 +62,7 @@ function scaleLegend(scale, missing) {
   const parts = [el("span", { class: "scale" }, show(scale.low), strip, show(scale.high))];
   if (missing) {
     parts.push(
-      el("span", { class: "scale" }, el("span", { class: "swatch", background: `rgb(${MISSING})` }), "not finite"),
+      el("span", { class: "scale" }, el("span", { class: "swatch", background: `rgb(${MISSING})` }), why),
     );
   }
   return el("div", { class: "legend" }, ...parts);

@@ -1,5 +1,12 @@
 // Small tools: elements, numbers as people read them, the tooltip. Text is always set as text, never as markup.
 
+// Characters that turn the direction of the text around them: in a name they would show another one.
+const TURNING = /[\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+
+function written(text) {
+  return String(text).replace(TURNING, (c) => `\\u${c.charCodeAt(0).toString(16)}`);
+}
+
 const SVG = "http://www.w3.org/2000/svg";
 
 function el(tag, attributes = {}, ...children) {
@@ -21,7 +28,7 @@ function fill(made, attributes, children) {
       made.style.width = value;
     else made.setAttribute(name, value === true ? "" : value);
   }
-  for (const child of children.flat()) if (child !== null && child !== undefined && child !== false) made.append(child);
+  for (const child of children.flat()) if (child !== null && child !== undefined && child !== false) made.append(child instanceof Node ? child : written(child));
   return made;
 }
 

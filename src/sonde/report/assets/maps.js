@@ -249,10 +249,11 @@ function heatMap(panel) {
   );
   const widest = panel.texts && panel.texts.length ? 56 : 44;
   const cell = Math.max(3, Math.min(widest, Math.floor(660 / Math.max(columns, 1)), Math.max(14, Math.floor(560 / rows))));
+  const tall = Math.max(cell, Math.min(16, Math.floor(560 / rows))); // every row has room for its name, if they are few
   const turned = longestColumn * 6.6 > cell * 1.1 && columns > 1;
   const left = longest * 6.6 + 14 + (panel.row_title ? 16 : 0);
   const bottom = (turned ? longestColumn * 5.2 + 14 : 20) + (panel.column_title ? 16 : 0);
-  const [w, h] = [columns * cell, rows * cell];
+  const [w, h] = [columns * cell, rows * tall];
   const root = svg("svg", {
     class: "chart",
     viewBox: `0 0 ${left + w + 8} ${h + bottom + 4}`,
@@ -271,12 +272,12 @@ function heatMap(panel) {
   });
   image.style.imageRendering = "pixelated";
   root.append(image);
-  const every = (n) => Math.max(1, Math.ceil(12 / cell), Math.ceil(n / 64));
-  for (let i = 0; i < rows; i += every(rows)) {
-    const at = { x: left - 6, y: (i + 0.5) * cell + 4, "text-anchor": "end" };
+  const every = (n, size) => Math.max(1, Math.ceil(12 / size), Math.ceil(n / 64));
+  for (let i = 0; i < rows; i += every(rows, tall)) {
+    const at = { x: left - 6, y: (i + 0.5) * tall + 4, "text-anchor": "end" };
     root.append(svg("text", at, ...named(rowName(i), LONGEST_ROW)));
   }
-  for (let j = 0; j < columns; j += every(columns)) {
+  for (let j = 0; j < columns; j += every(columns, cell)) {
     const [x, y] = [left + (j + 0.5) * cell, h + 14];
     const place = turned
       ? { "text-anchor": "end", transform: `translate(${x + 4} ${y - 4}) rotate(-45)` }
@@ -298,7 +299,7 @@ function heatMap(panel) {
         const [r, g, b] = scale.color(values[i][j]);
         const text = svg(
           "text",
-          { x: left + (j + 0.5) * cell, y: (i + 0.5) * cell + 4, "text-anchor": "middle" },
+          { x: left + (j + 0.5) * cell, y: (i + 0.5) * tall + 4, "text-anchor": "middle" },
           said,
         );
         text.style.fill = 0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#16191c" : "#ffffff";

@@ -30,8 +30,9 @@ function nodesOf(paths) {
   return Array.from(top.children.values(), (child) => shortened(child, null));
 }
 
-//   amount(path): a short text beside a site;  glance(path): an element beside it, such as a small curve
-function buildTree({ root, empty, filter, count, paths, amount, severity, select, glance }) {
+//   amount(path): a short text beside a site;  glance(path): an element beside it, such as a small curve;
+//   nothing: what is said if there is no path
+function buildTree({ root, empty, filter, count, paths, amount, severity, select, glance, nothing = "The program has no sites." }) {
   const top = nodesOf(paths);
   const byPath = new Map();
   const each = (nodes, visit) => nodes.forEach((node) => (visit(node), each(node.children, visit)));
@@ -192,7 +193,7 @@ function buildTree({ root, empty, filter, count, paths, amount, severity, select
     if (words.length && hits <= FOUND_AT_MOST) opened(top);
     count.textContent = words.length ? `${hits} of ${paths.length}` : `${paths.length}`;
     empty.hidden = hits > 0;
-    empty.textContent = paths.length ? `No site has “${filter.value}” in its path.` : "The program has no sites.";
+    empty.textContent = paths.length ? `No site has “${filter.value}” in its path.` : nothing;
   }
 
   filter.oninput = applyFilter;

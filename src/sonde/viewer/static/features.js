@@ -201,7 +201,7 @@ function densityCard(table, place) {
   const name = (i) => percent(10 ** (low - (low * i) / BINS));
   return card("How often features are active", bars(counts, { label: (i) => `${name(i)} to ${name(i + 1)} of the positions`, unit: "feature", ends: (i) => name(i), name: `Features by how often they are active: ${plural(table.dead, "feature")} never` }), {
     name: `${place.path}-density`,
-    note: `Each bar counts the features that are active in such a share of ${plural(table.positions, "position")}. ${plural(table.dead, "feature")} never.`,
+    note: `Each bar counts the features that are active in such a share of ${plural(table.positions, "position")}.`,
   });
 }
 
@@ -232,7 +232,7 @@ function featureCards(answer, place, open) {
   const used = counts.map((n, i) => (n ? i : -1)).filter((i) => i >= 0);
   if (used.length) {
     const [first, last] = [used[0], used[used.length - 1] + 1];
-    cards.push(card("Its values where it is active", bars(counts.slice(first, last), { label: (i) => `${show(ends[first + i])} to ${show(ends[first + i + 1])}`, unit: "position", ends: (i) => show(ends[first + i]), name: `Values of feature ${answer.index}` }), { name: `feature-${answer.index}-values` }));
+    cards.push(card("Its values where it is active", bars(counts.slice(first, last), { label: (i) => `${show(ends[first + i])} to ${show(ends[first + i + 1])}`, unit: "position", ends: (i) => show(ends[first + i]), name: `Values of feature ${answer.index}` }), { name: `feature-${answer.index}-values`, note: "Each bar counts the positions at which the feature is so active." }));
   }
   if (answer.effects) cards.push(effectsCard(answer));
   cards.push(neighborsCard(answer, open));
@@ -248,7 +248,7 @@ function examplesCard(answer, title, facts) {
       chip.style.setProperty("--shade", value / high);
       return chip;
     });
-    return el("li", {}, el("span", { class: "share" }, show(one.value)), el("p", { class: "example mono", "aria-label": one.tokens.join("") }, ...chips));
+    return el("li", {}, el("span", { class: "share" }, show(one.value)), el("p", { class: `example mono${answer.spaced ? " spaced" : ""}`, "aria-label": one.tokens.join("") }, ...chips));
   };
   const body = answer.examples.length ? el("ol", { class: "examples" }, ...answer.examples.map(example)) : el("p", { class: "quiet" }, "It is never active in the store.");
   return card(title, [el("p", {}, facts), body], {

@@ -7,6 +7,11 @@ export function unpacked({ shape, f32, f64 }) {
   return { shape, data: f64 === undefined ? new Float32Array(bytes.buffer) : new Float64Array(bytes.buffer) };
 }
 
+// The name of an axis, for one index along it.
+export function oneOf(axis) {
+  return { length: "position", heads: "head", keys: "key", units: "unit" }[axis] ?? axis;
+}
+
 export function rangeOf(data) {
   let [low, high, bad] = [Infinity, -Infinity, 0];
   for (const x of data) {

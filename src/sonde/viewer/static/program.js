@@ -89,7 +89,7 @@ export class ProgramPage {
     const known = new Map(tokens.flatMap((entry) => entry.next).map((likely) => [likely.id, likely.text]));
     const name = (id) => (known.has(id) ? JSON.stringify(known.get(id)) : `token ${id}`);
     const target = token === null ? "the likeliest token" : name(token);
-    return `Explained is the logit of ${target}${against === null ? "" : ` minus that of ${name(against)}`} after position ${position}, ${visible(tokens[position]?.text ?? "")}. Choose others with + and − beside the tokens that are likely next.`;
+    return `Explained is the logit of ${target}${against === null ? "" : ` minus that of ${name(against)}`} after position ${position}, “${visible(tokens[position]?.text ?? "")}”. Choose others with + and − beside the tokens that are likely next.`;
   }
 
   // Python as it runs by itself: with the prompt and the changes of the page, in which `f` and `args` are these, and
@@ -137,7 +137,8 @@ export class ProgramPage {
       this.isLoading = false;
       status("Failed", "bad");
       trouble(error);
-      this.context.show(el("p", { class: "card quiet" }, "This run failed: the message is above. Undo the last change, or type another prompt."));
+      const advice = activeChanges().length ? "Undo the last change." : this.context.card.prompt !== null ? "Type another prompt." : "Mend the program, and start sonde view again.";
+      this.context.show(el("p", { class: "card quiet" }, `This run failed: the message is above. ${advice}`));
       this.drawChanges().catch(() => {}); // what was changed last can be undone
     }
   }
@@ -201,6 +202,7 @@ export class ProgramPage {
   amount(path) {
     const site = this.glances.get(path);
     if (!site) return "";
+    if (site.idle) return "did not run";
     if (activeChanges().length && site.moved !== undefined) return site.moved === null ? "–" : percent(num(site.moved));
     return site.rms === undefined ? "" : show(site.rms);
   }
@@ -259,6 +261,8 @@ export class ProgramPage {
         ),
       ),
     );
+    const on = $(`tab-${view}`); // on a phone the tabs scroll
+    if (on) $("views").scrollLeft = on.offsetLeft + on.offsetWidth / 2 - $("views").clientWidth / 2 - $("views").offsetLeft;
     $("view").setAttribute("role", "tabpanel");
     $("view").setAttribute("aria-labelledby", `tab-${view}`);
   }

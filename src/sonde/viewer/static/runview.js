@@ -96,6 +96,11 @@ export class RunPage {
   draw() {
     const info = this.info.get(this.name);
     this.drawTree(info);
+    if (!info.steps) {
+      const text = "Nothing was written yet. What the run writes appears here by itself.";
+      document.getElementById("view").replaceChildren(el("p", { class: "card quiet" }, text));
+      return;
+    }
     const several = this.runs.length > 1;
     const lines = this.runs.flatMap((run) => this.names.filter((name) => this.line(run, name)).map((name) => ({ name: several ? `${run}: ${name}` : name, ...this.line(run, name) })));
     lines.forEach((line, i) => (line.color = COLORS[i % COLORS.length]));
@@ -135,7 +140,7 @@ export class RunPage {
     });
     this.atStep = el("p", { class: "mono quiet", "aria-live": "polite" });
     const parts = [
-      el("div", { class: "section-head" }, el("h2", {}, this.names.join(", ") || "Nothing was written yet"), el("div", { class: "switch" }, ...beside, el("label", { class: "inline" }, log, "logarithmic"))),
+      el("div", { class: "section-head" }, el("h2", {}, this.names.join(", ")), el("div", { class: "switch" }, ...beside, el("label", { class: "inline" }, log, "logarithmic"))),
       card("Over the steps", [legend, holder, this.atStep], { name: `${this.name}-steps`, note: "Zoom with the wheel or + and −, pan by dragging or with the arrow keys, 0 shows all. A click shows the numbers of a step.", code: this.code() }),
       (this.stepHolder ??= el("div", {})),
       this.alertList(info),
@@ -239,7 +244,7 @@ export class RunPage {
       const columns = members.map((name) => this.line(this.name, name));
       const from = Math.min(...columns.map((column) => column.x[0] ?? Infinity));
       const to = Math.max(...columns.map((column) => column.x[column.x.length - 1] ?? -Infinity));
-      const bins = Math.min(BINS, Math.max(...columns.map((column) => column.x.length), 1));
+      const bins = Math.min(BINS, Math.ceil(this.context.width() / 16), Math.max(...columns.map((column) => column.x.length), 1));
       const values = columns.map(({ x, y }) => {
         const [sum, count] = [new Array(bins).fill(0), new Array(bins).fill(0)];
         x.forEach((step, i) => {
@@ -281,6 +286,7 @@ export class RunPage {
         amount: () => "",
         severity: (name) => (alarmed.has(name) ? "warning" : undefined),
         select: (name) => update({ series: [name] }),
+        nothing: "No step was written yet.",
       });
     }
     if (this.names.length) this.tree.mark(this.names[0]);

@@ -30,6 +30,7 @@ export class StorePage {
       paths: [...this.byName.keys()],
       amount: (name) => this.byName.get(name)?.shape.join("×") ?? "",
       severity: () => undefined,
+      nothing: "Nothing was stored yet.",
       select: (path) => update({ path, at: 0, feature: null, view: "rows" }),
     });
     return this.draw();

@@ -2,7 +2,7 @@
 
 import { el, heatMap, num, show } from "/static/shared.js";
 import { card } from "/static/exporting.js";
-import { rowsOf, unpacked } from "/static/numbers.js";
+import { oneOf, rowsOf, unpacked } from "/static/numbers.js";
 import { addChange, current, explained, runOf, update } from "/static/state.js";
 
 const KINDS = [["ablate", "zero"], ["mean", "its mean"], ["patch", "its value for the other prompt"]];
@@ -22,12 +22,15 @@ export async function sweepView(context) {
   other.addEventListener("change", () => update({ other: other.value }, { replace: true }));
   const site = () => context.sites.find((entry) => context.family(entry.path) === family.value);
   const fill = () => {
-    const axes = site().axes.map((name, i) => [i, `each of ${name} (${site().shape[i]})`]).filter(([i]) => site().axes[i] !== "batch" && site().shape[i] <= 512);
+    const axes = site().axes.map((name, i) => [i, `each ${oneOf(name)} (${site().shape[i]})`]).filter(([i]) => i >= site().lead && site().axes[i] !== "batch" && site().shape[i] <= 512);
     axis.replaceChildren(...[["", "the whole value"], ...axes].map(option));
     const heads = site().axes.indexOf("heads");
     axis.value = heads >= 0 ? String(heads) : "";
   };
   family.addEventListener("change", fill);
+  const fillOther = () => (other.hidden = kind.value !== "patch");
+  kind.addEventListener("change", fillOther);
+  fillOther();
   fill();
   const bar = el("progress", { max: 1, value: 0, "aria-label": "Progress of the sweep", hidden: true });
   const line = el("span", { class: "quiet", "aria-live": "polite" });
@@ -87,20 +90,20 @@ export async function sweepView(context) {
         el(
           "li",
           {},
-          el("span", { class: "mono" }, `${answer.layers[i]}${question.axis === null ? "" : `, ${name} ${j}`}`),
+          el("span", { class: "mono" }, `${answer.layers[i]}${question.axis === null ? "" : `, ${oneOf(name)} ${j}`}`),
           el("span", { class: "share" }, show(value)),
           el("button", { class: "tool", type: "button", on: { click: () => addChange(chosen(i, j)) } }, "Make this change"),
         ),
       ),
     );
     result.replaceChildren(
-      card(`How far the result moves when each ${name || "layer"} becomes ${KINDS.find(([value]) => value === question.kind)[1]}`, [
+      card(`How far the result moves when each ${oneOf(name) || "layer"} becomes ${KINDS.find(([value]) => value === question.kind)[1]}`, [
         heatMap({
           title: "Sweep",
           values: moved,
           rows: answer.layers,
           columns: moved[0].map((_, j) => (["length", "keys"].includes(name) && context.tokens[j] ? context.tokens[j].text : String(j))),
-          column_title: name,
+          column_title: oneOf(name),
           row_title: "",
           signed: true,
           pick: (i, j) => addChange(chosen(i, j)),
