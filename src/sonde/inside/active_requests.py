@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
@@ -18,6 +19,7 @@ _FEW_FILES = 8  # so many are marked at once; functions of more are marked when 
 Hook = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
+@dataclasses.dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Request:
     """One `inside=` request, without its models. Equal requests are one object: programs are traced per request.
 
@@ -30,23 +32,12 @@ class Request:
         named: The functions that were requested by name, and not as part of a class or package.
     """
 
-    __slots__ = ("__weakref__", "calls", "expressions", "functions", "hooks", "methods", "named")
-
-    def __init__(
-        self,
-        functions: frozenset[FunctionMarks],
-        expressions: bool,
-        methods: frozenset[str] = frozenset(),
-        calls: frozenset[FunctionType] = frozenset(),
-        hooks: frozenset[Hook] = frozenset(),
-        named: frozenset[FunctionMarks] = frozenset(),
-    ) -> None:
-        self.functions = functions
-        self.expressions = expressions
-        self.methods = methods
-        self.calls = calls
-        self.hooks = hooks
-        self.named = named
+    functions: frozenset[FunctionMarks]
+    expressions: bool
+    methods: frozenset[str] = frozenset()
+    calls: frozenset[FunctionType] = frozenset()
+    hooks: frozenset[Hook] = frozenset()
+    named: frozenset[FunctionMarks] = frozenset()
 
 
 class BoundRequest:

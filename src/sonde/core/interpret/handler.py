@@ -62,6 +62,11 @@ class Handler:
     donates = True
     # How many of the last iterations of a while loop are kept.
     last = 1
+    # Whether a while loop continues only where `values` is true.
+    stops_loops = False
+    # If sites must not be inside the call of a function with its own derivatives: the handler for the call. The
+    # function is then run once more, outside the call, for its sites.
+    in_custom_calls: Handler | None = None
 
     def __init__(self, key: Hashable, patterns: tuple[Pattern, ...]) -> None:
         self.key = key
@@ -259,6 +264,10 @@ class Handler:
     def supply(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Answers what a site asks of an edit (`plan.Supply`); this handler is not of that edit."""
         return site_p.bind(*args, site=site, view=view)
+
+    def of_custom_call(self, outs: Sequence[Any]) -> list[Any]:
+        """The outputs of a function with its own derivatives, or of its forward rule, which may not meet the sites."""
+        return list(outs)
 
     # -- for the kinds of handlers -------------------------------------------------------------------------------------
 

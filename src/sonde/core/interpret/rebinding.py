@@ -30,9 +30,8 @@ class Rebinding(Handler):
         values: The operands that are added; see `Handler.values`.
         in_iteration: The values in an iteration of a scan inside, given the values around it and the number of the
             iteration. Without it they are the same in all iterations.
-        stops_loops: Whether a while loop continues only where the operand is true.
-        in_custom_calls: If the sites of a function with its own derivatives must not be inside its call: the handler
-            for the call. The function is then run once more, outside the call, for its sites.
+        stops_loops: See `Handler`.
+        in_custom_calls: See `Handler`.
         of_custom_call: What becomes of the outputs of such a function, or of its forward rule, which may not meet the
             sites, given the values and the outputs.
     """
@@ -71,8 +70,8 @@ class Rebinding(Handler):
         return inner
 
     def of_custom_call(self, outs: Sequence[Any]) -> list[Any]:
-        """What the program gets of the outputs of a function with its own derivatives, or of its forward rule."""
-        return list(outs) if self._of_custom_call is None else self._of_custom_call(self.values, outs)
+        """The outputs of a function with its own derivatives, or of its forward rule."""
+        return super().of_custom_call(outs) if self._of_custom_call is None else self._of_custom_call(self.values, outs)
 
 
 def rebound(

@@ -21,7 +21,6 @@ import jax
 from sonde import _jax
 from sonde.core.interpret.handler import Handler
 from sonde.core.interpret.items import Item, build_items, expand, flat_arrays
-from sonde.core.interpret.rebinding import Rebinding
 from sonde.core.interpret.trace import CUSTOM_RULES, SiteTrace, run_under
 from sonde.core.modules.call_stack import CalledFrom
 from sonde.errors import CaptureError
@@ -67,8 +66,7 @@ class _Recorded:
 
     def primal(self, outs: Sequence[Any], carried: Sequence[Any]) -> list[Any]:
         """The outputs of the function, or of a rule in its place."""
-        handler = self.handler.carrying(carried)
-        return handler.of_custom_call(outs) if isinstance(handler, Rebinding) else list(outs)
+        return self.handler.carrying(carried).of_custom_call(outs)
 
     def settle(self, n_outs: int, items: list[Item]) -> None:
         """Fixes what is recorded: by the function, or by the first of its rules that runs."""
@@ -208,12 +206,12 @@ def custom_vjp_rule(
 
 def _with_sites_beside(trace: SiteTrace, fun: Any, args: Sequence[Any]) -> SiteTrace:
     """The trace for the call itself. If sites cannot be in the call, the function has run for them before."""
-    handler = trace.handler
-    if not isinstance(handler, Rebinding) or handler.in_custom_calls is None:
+    handler_of_call = trace.handler.in_custom_calls
+    if handler_of_call is None:
         return trace
     with _jax.set_current_trace(trace):
         _jax.call_beside(fun, *args)
-    return SiteTrace(trace.parent, handler.in_custom_calls)
+    return SiteTrace(trace.parent, handler_of_call)
 
 
 def _plain(recorded: _Recorded, fun: Any) -> Callable[..., list[Any]]:

@@ -186,7 +186,7 @@ class _Part:
 
 def _also_asked(handler: Handler, test: _Part) -> tuple[Any, list[Any]]:
     """The test of a loop that continues only where the handler allows it, and its constants."""
-    if not isinstance(handler, Rebinding) or not handler.stops_loops:
+    if not handler.stops_loops:
         return test.new.jaxpr, test.front
 
     def ask(*flat: Any) -> list[Any]:
