@@ -76,10 +76,13 @@ class Values:
         self.level = level
         self.callbacks = callbacks
         self._run = run
+        # What stays: the inputs, constants, and values that later segments need (all, if there is one segment).
         self._kept: dict[int, Any] = {**dict(enumerate(inputs)), **level.constants}
-        self._passing: dict[int, Any] = {}
         self._segments = _segments(level, most_bytes)
-        self._done = 0
+        self._done = 0  # how many segments have run
+        # All values of the segment that ran last for a value that did not stay, and its number: a walk back asks for
+        # many values of one segment before it goes on to the one before.
+        self._passing: dict[int, Any] = {}
         self._held: int | None = None
         self._host: dict[int, np.ndarray] = {}
 
@@ -143,6 +146,16 @@ class Values:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Segment:
+    """Equations that run together, and the slots that they take and compute.
+
+    Attributes:
+        start: The number of the first equation.
+        stop: That after the last one.
+        inputs: The slots that they use and do not compute.
+        outputs: The slots that they compute.
+        needed_later: Those of them that later segments use, or that the program returns.
+    """
+
     start: int
     stop: int
     inputs: tuple[int, ...]
@@ -151,6 +164,7 @@ class _Segment:
 
 
 def _segments(level: Level, most_bytes: int) -> list[_Segment]:
+    """The segments of a level whose values take so many bytes each, or one equation with more."""
     bounds, total = [0], 0
     for number, equation in enumerate(level.equations):
         size = sum(bytes_of(level.types[slot]) for slot in equation.outputs)

@@ -84,6 +84,7 @@ def from_flat(
     moved = opened.replace(invars=invars, debug_info=opened.debug_info.with_unknown_names())
     closed = _jax.close_jaxpr(moved)
     keeping = _kept_inputs(closed)
+    # Traced once more with those calls opened, so that what they refer to becomes a constant of the program itself.
     if _has_inner_constants(keeping):
         opened_calls = from_flat(
             lambda *xs: _jax.eval_opened(keeping, *xs, *constants), inputs, input_names, output_names

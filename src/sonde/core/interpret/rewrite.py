@@ -92,7 +92,7 @@ class Rewritten:
         choices: The choices, between branches that all run, that led to what was recorded.
         takes_base: Whether the input after them is the token to start from.
         span: How many tokens it uses.
-        cache: For results that depend on it alone.
+        cache: For results that depend on the program alone; copies of this object with other specs share it.
         meter: Estimates what it takes, with what is in the cache.
     """
 

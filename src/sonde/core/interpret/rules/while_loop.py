@@ -48,7 +48,7 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
     if not (body.new.specs or test.new.specs or handler.counts_iterations):
         # Nothing has to come out: the loop stays as it is.
         return _bind(*_also_asked(handler, test), body.new.jaxpr, body.front, init)
-    if active.shape and mapped is None:
+    if active.shape and mapped is None:  # the loop was not mapped by the rule below
         # A program that interprets others, such as Quax, put the sites into a loop that `vmap` had mapped before. Which
         # of their axes are those of the predicate is not known.
         check_may_miss_all(_jax.while_p, params, "was mapped before it had sites")
@@ -91,6 +91,7 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
     types, step_front = [*map(_jax.typeof, start.flat())], [*body.front, *recorded_test.front]
     # The same jaxprs each time: JAX compiles a loop that is not in a jitted function again for other jaxprs.
     parts = (body.new, test.new, recorded_test.new)
+    # What a part closes over is an operand (`front`), so that the programs serve other arrays.
     key = ("while", *map(id, parts), tuple(types), handler.last)
     programs = body.new.cache.get(key)
     if programs is None:
