@@ -59,8 +59,11 @@ def test_a_model_that_changes_its_state_is_left_alone():
 
 
 def test_keys_have_their_own_size():
-    (site,) = sonde.sites(lambda: sow(jax.random.split(jax.random.key(0), 3), "keys"))()
-    assert (site.shape, site.bytes) == ((3,), 24)
+    for impl, size in (("threefry2x32", 8), ("rbg", 16)):
+        keys = lambda impl=impl: sow(jax.random.split(jax.random.key(0, impl=impl), 3), "keys")
+        (site,) = sonde.sites(keys)()
+        assert (site.shape, site.bytes) == ((3,), 3 * size)
+        assert site.bytes == jax.random.key_data(keys()).nbytes
 
 
 def test_patterns():

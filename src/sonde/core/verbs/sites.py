@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from sonde import _jax
-from sonde._array_text import counted, describe, indexed, short_place
+from sonde._array_text import counted, describe, indexed, short_place, size_and_bytes
 from sonde.core.marks.axes import Axis
 from sonde.core.marks.path import NOTHING_MARKED, Pattern, check_patterns
 from sonde.core.records.collections import Rows
@@ -191,11 +189,4 @@ def _info(
     path: str, number: int, call: CallSpec, arrays: Sequence[Any], axes: tuple[Axis, ...], gradient: bool
 ) -> SiteInfo:
     structs = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_jax.explicit_sharding(x)) for x in arrays)
-    size = sum(math.prod(s.shape) * _itemsize(s.dtype) for s in structs)
-    return SiteInfo(path, number, structs, axes, size, gradient, call.site.source)
-
-
-def _itemsize(dtype: Any) -> int:
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
-        return jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).size * 4
-    return np.dtype(dtype).itemsize
+    return SiteInfo(path, number, structs, axes, size_and_bytes(structs)[1], gradient, call.site.source)
