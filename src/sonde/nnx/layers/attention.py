@@ -224,57 +224,44 @@ class MultiHeadAttention(Module):
         self._check_heads()
         self.head_dim = self.qkv_features // num_heads
 
+        of_all: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        of_maps = {"use_bias": use_bias, "precision": precision, **of_all}
+
         def projection(in_features: int, heads: int) -> LinearGeneral:
             return LinearGeneral(
                 in_features,
                 (heads, self.head_dim),
-                dtype=dtype,
-                param_dtype=param_dtype,
                 kernel_init=kernel_init,
                 bias_init=bias_init,
-                use_bias=use_bias,
-                precision=precision,
                 promote_dtype=qkv_promote_dtype,
                 dot_general=qkv_dot_general,
                 dot_general_cls=qkv_dot_general_cls,
-                rngs=rngs,
                 kernel_metadata=kernel_metadata,
                 bias_metadata=bias_metadata,
+                **of_maps,
             )
 
         self.query = projection(in_features, num_heads)
         self.key = projection(self.in_kv_features, self.num_kv_heads)
         self.value = projection(self.in_kv_features, self.num_kv_heads)
 
-        def norm(scale_metadata: Metadata) -> LayerNorm:
-            return LayerNorm(
-                self.head_dim,
-                use_bias=False,
-                dtype=dtype,
-                param_dtype=param_dtype,
-                promote_dtype=ln_promote_dtype,
-                rngs=rngs,
-                scale_metadata=scale_metadata,
-            )
+        def norm(metadata: Metadata) -> LayerNorm | None:
+            options = {"use_bias": False, "promote_dtype": ln_promote_dtype, "scale_metadata": metadata, **of_all}
+            return LayerNorm(self.head_dim, **options) if normalize_qk else None
 
-        self.query_ln = data(norm(query_ln_scale_metadata) if normalize_qk else None)
-        self.key_ln = data(norm(key_ln_scale_metadata) if normalize_qk else None)
+        self.query_ln, self.key_ln = data(norm(query_ln_scale_metadata)), data(norm(key_ln_scale_metadata))
         self.out = LinearGeneral(
             (num_heads, self.head_dim),
             self.out_features,
             axis=(-2, -1),
             kernel_init=out_kernel_init or kernel_init,
             bias_init=out_bias_init or bias_init,
-            use_bias=use_bias,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            precision=precision,
             promote_dtype=out_promote_dtype,
             dot_general=out_dot_general,
             dot_general_cls=out_dot_general_cls,
-            rngs=rngs,
             kernel_metadata=out_kernel_metadata or kernel_metadata,
             bias_metadata=out_bias_metadata or bias_metadata,
+            **of_maps,
         )
         self.rngs = data(rngs.dropout.fork() if keep_rngs and dropout_rate > 0 else None)
         self.cached_key: Cache[Any] | None = data(None)
