@@ -16,7 +16,7 @@ from sonde.nnx.layers.parameters import NO_METADATA, Init, Metadata, chosen, kee
 from sonde.nnx.layers.place import names_its_place
 from sonde.nnx.modules.module import Module
 from sonde.nnx.rng.rngs import Rngs
-from sonde.nnx.variable.kinds import BatchStat, Param
+from sonde.nnx.variable.kinds import BatchStat
 from sonde.ops import layer_options
 from sonde.ops.default_initializers import ones, zeros
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
@@ -29,8 +29,8 @@ class _Norm(Module):
 
     _parameters: ClassVar[tuple[str, ...]] = ("scale", "bias")  # drawn in this order, as in Flax
     num_features: int
-    scale: Param[Any] | None
-    bias: Param[Any] | None
+    scale: Any  # a Param, or None without one; so for `bias`
+    bias: Any
     epsilon: float
     dtype: Dtype | None
     param_dtype: Dtype
