@@ -9,6 +9,7 @@ after the field. An object passed to two modules is one submodule, which belongs
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -36,23 +37,18 @@ def is_bound(value: object) -> bool:
     return isinstance(value, (ModuleBase, Variable))
 
 
-class _Unspecified:
+class _Unspecified(enum.Enum):  # its copies, pickled ones too, are the same object
     """The default of `parent`: the module whose method is running when this one is created."""
 
+    UNSPECIFIED = "unspecified"
+
     def __repr__(self) -> str:
-        return "unspecified"
+        return self.value
 
-    def __copy__(self) -> _Unspecified:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> _Unspecified:
-        return self
-
-    def __reduce__(self) -> str:
-        return "UNSPECIFIED"
+    __str__ = __repr__
 
 
-UNSPECIFIED: Any = _Unspecified()
+UNSPECIFIED: Any = _Unspecified.UNSPECIFIED
 
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -26,23 +27,19 @@ class Out:
     axis: Any
 
 
-class _Broadcast:
+class _Broadcast(enum.Enum):  # its copies, pickled ones too, are the same object
     """The axis of something that is the same in every iteration."""
 
+    BROADCAST = "nn.broadcast"
+
     def __repr__(self) -> str:
-        return "nn.broadcast"
+        return self.value
 
-    def __copy__(self) -> _Broadcast:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> _Broadcast:
-        return self
-
-    def __reduce__(self) -> str:
-        return "broadcast"
+    __str__ = __repr__
 
 
-broadcast: Any = _Broadcast()
+broadcast: Any = _Broadcast.BROADCAST
+
 Axes: TypeAlias = "int | _Broadcast | Sequence[Axes] | Mapping[Any, Axes] | None"
 """An axis for everything, or containers of axes that mirror the arguments or the output."""
 
