@@ -6,6 +6,7 @@ A node is one value: that of a site, of a row of a named loop, or of an index al
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -50,6 +51,13 @@ class Node(NamedTuple):
         value = arrays_in(records[self.path].values[self.call])[0]
         return value if self.axis is None else jnp.take(value, self.head, self.axis)
 
+    def shape_in(self, seen: Seen) -> tuple[int, ...]:
+        """The shape of the value of the node, in another run in which its site has these values."""
+        shape = list(arrays_in(seen.value)[0].shape[len(self.row) :])
+        if self.axis is not None and self.axis >= -len(shape):
+            del shape[self.axis]
+        return tuple(shape)
+
 
 @dataclasses.dataclass(frozen=True)
 class Graph:
@@ -90,6 +98,53 @@ def aligned(value: Any, shape: tuple[int, ...]) -> Any:
     if value.size == np.prod(shape, dtype=np.int64):
         return value.reshape(shape)
     return jnp.broadcast_to(value, shape)
+
+
+def values_of(nodes: Sequence[Node], records: Records, shape: tuple[int, ...], *, gradients: bool = False) -> jax.Array:
+    """The values of nodes in records of a run: nodes by elements of a value of this shape, in single precision.
+
+    All heads and layers of a site are taken at once: with an operation for each, the program of the scores takes longer
+    to compile than the model.
+
+    Args:
+        nodes: The nodes.
+        records: The records.
+        shape: What a receiver reads; what a sender writes is aligned with it.
+        gradients: Whether to return gradients; zeros if the metric does not depend on the node.
+    """
+    sites = {(seen.path, seen.call): seen for seen in each_seen(records, stacked=True) if seen.gradient == gradients}
+    by_site: dict[Key, list[int]] = {}
+    for i, node in enumerate(nodes):
+        by_site.setdefault(node.key, []).append(i)
+    parts = []
+    for key, which in by_site.items():
+        if key in sites:
+            parts.append(_values_at(sites[key], [nodes[i] for i in which], shape))
+        else:
+            parts.append(jnp.zeros((len(which), math.prod(shape))))
+    order = np.argsort([i for which in by_site.values() for i in which])
+    return _picked(jnp.concatenate(parts), order)
+
+
+def _values_at(seen: Seen, nodes: Sequence[Node], shape: tuple[int, ...]) -> jax.Array:
+    """The values of nodes of one site, which are rows of named loops and heads."""
+    value, axis = arrays_in(seen.value)[0], nodes[0].axis
+    rows = [axis.rows for axis in seen.axes if axis.rows is not None]
+    numbers = [[rows[i].index(n) for i, n in enumerate(node.row)] for node in nodes]
+    if axis is not None:
+        value = jnp.moveaxis(value, axis, len(rows))
+        numbers = [[*number, node.head] for number, node in zip(numbers, nodes)]
+    leading = len(numbers[0])
+    lengths, own = value.shape[:leading], value.shape[leading:]
+    if math.prod(own) != math.prod(shape):
+        value = value.reshape(*lengths, *[1] * (len(shape) - len(own)), *own)
+        value = jnp.broadcast_to(value, (*lengths, *shape))
+    value = value.reshape(math.prod(lengths), -1).astype(jnp.float32)
+    return _picked(value, np.array([np.ravel_multi_index(number, lengths) if lengths else 0 for number in numbers]))
+
+
+def _picked(value: jax.Array, rows: np.ndarray) -> jax.Array:
+    return value if np.array_equal(rows, np.arange(len(value))) else value[rows]
 
 
 def graph_of(

@@ -36,7 +36,7 @@ from sonde.core import (
     put_by_rule,
 )
 from sonde.tools.attribution.site_gradients import number_and_gradients, number_of
-from sonde.tools.circuits.edge_nodes import Graph, Key, Node, aligned, graph_of
+from sonde.tools.circuits.edge_nodes import Graph, Key, Node, aligned, graph_of, values_of
 from sonde.tools.execution.record_values import Seen, each_seen
 from sonde.tools.intervention.patch_values import SELECTED, in_record, not_differentiated, values_to_place
 
@@ -94,9 +94,9 @@ class Program:
         return None, jax.tree.map(lambda x: jnp.full_like(x, other), records)
 
     def _check_same_nodes(self) -> None:
+        sites = {(seen.path, seen.call): seen for seen in each_seen(self.other, stacked=True)}
         for node in self.graph.senders:
-            values = self.other[node.path].values if node.path in self.other else ()
-            shape = jnp.shape(node.of(self.other)) if node.call < len(values) else None
+            shape = node.shape_in(sites[node.key]) if node.key in sites else None
             if shape != node.shape:
                 raise ValueError(
                     f"attribute_edges: {node.name!r} has the shape {list(node.shape)} in this run and "
@@ -105,8 +105,8 @@ class Program:
 
     def changes(self, which: Iterable[int], shape: tuple[int, ...], records: Records) -> Any:
         """How far what some senders write is from the other run: senders by elements of a value that is read."""
-        found = [_change(self.graph.senders[i], records, self.other, shape) for i in which]
-        return jnp.stack([x.reshape(-1) for x in found])
+        senders = [self.graph.senders[i] for i in which]
+        return values_of(senders, records, shape) - values_of(senders, self.other, shape)
 
     def gradients(self, changed: Callable[[Callable], Callable] | None = None) -> tuple[Any, Records]:
         """The metric, and records of all nodes with gradients; if `changed` changes the program, of that program."""
@@ -236,8 +236,7 @@ class Program:
         return put_by_rule(f, rule, ADDED, paths=paths, inside=self._asked.inside)
 
     def _written(self, records: Records, group: _Group) -> Any:
-        found = [aligned(self.graph.senders[s].of(records), group.shape).reshape(-1) for s in group.senders]
-        return jnp.stack(found).astype(jnp.float32)
+        return values_of([self.graph.senders[s] for s in group.senders], records, group.shape)
 
     def _less(self, values: Sequence[Any], where: Where, off: Sequence[Any]) -> Supplied | None:
         """What to add to the value that a receiver reads: minus what cut edges take off."""
@@ -306,10 +305,6 @@ def _whole(value: Any, where: Where) -> Any:
         if not axis.on_leaf(0):
             value = jnp.expand_dims(value, position)
     return value
-
-
-def _change(node: Node, records: Records, other: Records, shape: tuple[int, ...]) -> Any:
-    return aligned(node.of(records), shape).astype(jnp.float32) - aligned(node.of(other), shape).astype(jnp.float32)
 
 
 def _between(values: Sequence[Any], where: Where, start: Seen, end: Seen, part: Any) -> Supplied:

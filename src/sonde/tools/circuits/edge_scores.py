@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core import Pattern, Records, StaticPart, arrays_in
-from sonde.tools.circuits.edge_nodes import Node
+from sonde.core import Pattern, Records, StaticPart
+from sonde.tools.circuits.edge_nodes import values_of
 from sonde.tools.circuits.edge_runs import Asked, Program
 
 Method = Literal["gradient", "inputs", "activations", "exact"]
@@ -78,18 +78,10 @@ def _products(program: Program, values: Records, gradients: Records) -> Any:
         if not len(from_):
             continue
         changes = program.changes(from_, shape, values)
-        found = jnp.stack([_gradient(graph.receivers[i], gradients).reshape(-1) for i in to])
-        products = jnp.matmul(changes, found.astype(jnp.float32).T, precision="highest")
+        found = values_of([graph.receivers[i] for i in to], gradients, shape, gradients=True)
+        products = jnp.matmul(changes, found.T, precision="highest")
         table = table.at[np.ix_(from_, to)].set(products)
     return table
-
-
-def _gradient(node: Node, records: Records) -> Any:
-    found = records[node.path].grads[node.call]
-    if found is None:  # the metric does not depend on it
-        return jnp.zeros(node.shape)
-    whole = arrays_in(found)[0]
-    return whole if node.axis is None else jnp.take(whole, node.head, node.axis)
 
 
 def _mean(of_part: Callable[[Any], Any], steps: int) -> Any:
