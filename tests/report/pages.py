@@ -45,9 +45,9 @@ def troubled():
             return sonde.sow(c * 1e6, "steps"), None
 
         last, _ = jax.lax.scan(body, jnp.abs(x).mean() + jnp.arange(4.0) + 1, length=9)
-        return jnp.sum(x) + 0 * jnp.sum(jnp.nan_to_num(last, posinf=0))
+        return jnp.sum(x) + 0 * jnp.sum(jnp.nan_to_num(last, posinf=0)), last
 
-    report = examine(jax.value_and_grad(loss), grads=True, title="A troubled model")(normal(8, 16, 16))
+    report = examine(jax.value_and_grad(loss, has_aux=True), grads=True, title="A troubled model")(normal(8, 16, 16))
     steps = np.arange(300)
     curve = 3 * np.exp(-steps / 80) + 0.05
     report.add(Text(title="What this is", text="A model with trouble.\n\nEvery part of the page is on it."))

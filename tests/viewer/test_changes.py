@@ -84,12 +84,13 @@ def test_ablations_are_those_of_the_tool_in_every_layer_and_compile_once(layers:
 
 
 def test_features_of_every_layer_of_a_loop_are_changed_in_their_layer(model: models.Decoder) -> None:
-    coders = {
+    coders: dict[Any, Dictionary] = {
         (f"blocks/{i}/norm2", f"blocks/{i}/mlp/out"): Dictionary(
             16, 24, d_out=16, activation="topk", k=6, rngs=nnx.Rngs(i)
         )
         for i in range(3)
     }
+    coders["blocks/1/mid"] = Dictionary(16, 24, activation="topk", k=6, rngs=nnx.Rngs(9))  # keys that do not sort
     args = (jnp.asarray([TOKENS]),)
     runs = Runs(subject_of(model, args, dictionaries=coders, title="m"))
     unchanged = runs.run(None).result

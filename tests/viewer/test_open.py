@@ -56,11 +56,16 @@ def test_the_command_looks_into_functions_that_have_no_marks(tmp_path: Path) -> 
     from sonde.cli.view import _opened
 
     file = tmp_path / "unmarked.py"
-    lines = "import jax.numpy as jnp", "def step(x):", "    big = x * 2", "    return big + 1"
-    file.write_text("\n".join((*lines, "def main():", "    return step, (jnp.ones(3),)")))
-    (runs,) = _opened(f"{file}:main", None, None, (f"{file}:step",), None, 64, {}, {}).values()
+    lines = "import jax.numpy as jnp", "def step(x, *, plus=0):", "    big = x * 2", "    return big + plus"
+    file.write_text("\n".join((*lines, "def main():", "    return step, (jnp.ones(3),), {'plus': 1}")))
+    opened = _opened(f"{file}:main", None, None, (f"{file}:step",), None, 64, {}, {})
+    ((name, runs),) = opened.items()
     assert isinstance(runs, Runs)
     assert runs.value(None, (), "step/big").tolist() == [2.0, 2.0, 2.0]
+    names: dict[str, Any] = {}
+    change = {"kind": "scale", "path": "step/big", "chosen": {"0": [1]}, "factor": 5.0}
+    exec(answer(Job(opened), "python", {"subject": name, "changes": [change]})["code"], names)
+    assert names["result"].tolist() == [3.0, 11.0, 3.0]
 
 
 def test_names_that_are_equal_are_told_apart(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import time
@@ -171,26 +172,35 @@ def _opened(
         raise Unusable(f"The folder {target!r} holds no store, bundle, training run, report or model.")
     if target == "smollm2" or path.is_dir() or path.suffix == ".gguf":
         args: tuple[Any, ...] = () if prompt is None else (prompt,)
-        code = _code(target, prompt, folders)
-        subject = subject_of(_model(target), args, title=path.stem, code=code, **options)
+        lines = _code_of_model(target, prompt)
+        subject = subject_of(_model(target), args, title=path.stem, **options)
     else:
         program = program_at(target, input_file, call_arguments)
         args = program.args if prompt is None else (prompt, *program.args[1:])
         subject = subject_of(program.f, args, program.kwargs, title=target, **options)
+        lines = [
+            "from sonde.cli.target import program_at",
+            f"program = program_at({target!r}, {input_file!r}, {call_arguments!r})",
+            "f, args, kwargs = program.f, program.args, program.kwargs",
+        ]
+        if subject.prompt is not None:
+            lines.append(f"args = (jnp.asarray({subject.args[0].tolist()}), *args[1:])  # {subject.prompt!r}")
+    lines += [f"inside = {inside}"] if inside else []
+    if folders:
+        loaded = (f"{place!r}: sonde.dictionaries.load({folder!r})" for place, folder in folders.items())
+        lines.append(f"dictionaries = {{{', '.join(loaded)}}}")
+    subject = dataclasses.replace(subject, code="\n".join(lines))
     return {subject.name: Runs(subject, memory * 1_000_000)}
 
 
-def _code(target: str, prompt: str | None, folders: Mapping[Any, str]) -> str:
+def _code_of_model(target: str, prompt: str | None) -> list[str]:
     """Python that opens a language model, for what the page copies."""
     from sonde.viewer.language import EXAMPLE
 
     where = 'models.path("smollm2")' if target == "smollm2" else repr(target)
     lines = ["from sonde import models", f'f = models.load({where}, layers="scan")']
     lines.append(f"args = (jnp.asarray([f.tokenizer.encode({EXAMPLE if prompt is None else prompt!r})]),)")
-    if folders:
-        loaded = (f"{place!r}: sonde.dictionaries.load({folder!r})" for place, folder in folders.items())
-        lines.append(f"dictionaries = {{{', '.join(loaded)}}}")
-    return "\n".join(lines)
+    return lines
 
 
 def _model(target: str) -> Any:

@@ -229,33 +229,34 @@ def with_leaf(value: Any, leaf: int, new_value: Callable[[Any], Any]) -> Any:
     return jax.tree.unflatten(tree, leaves)
 
 
-def as_python(changes: Sequence[Change], arrays: Sequence[Array], inputs: Mapping[str, str]) -> str:
+def as_python(changes: Sequence[Change], arrays: Sequence[Array], inputs: Mapping[str, str], inside: str) -> str:
     """Python that makes `changed`, with the tools of `sonde`, of the program `f` and its arguments `args`.
 
     Args:
         changes: The changes.
         arrays: What each of them changes.
         inputs: For each prompt that a change names, Python for the arguments of the program.
+        inside: A last argument of all tools, such as `, inside=inside`.
     """
     lines = ["unchanged = changed = f"]
     for change, array in zip(changes, arrays):
         if change.kind in ("patch", "steer"):
-            lines.append(f"other = {_recorded(array, inputs[change.prompt])}")
+            lines.append(f"other = {_recorded(array, inputs[change.prompt], inside)}")
         if change.kind == "steer":
-            lines.append(f"value = {_recorded(array, 'args')}")
+            lines.append(f"value = {_recorded(array, 'args', inside)}")
             means = (f"{name}.mean({array.averaged}, keepdims=True)" for name in ("other", "value"))
             lines.append(f"direction = {' - '.join(means)}")
-        lines += _lines(within(change, array), array)
+        lines += _lines(within(change, array), array, inside)
     return "\n".join(lines)
 
 
-def _recorded(array: Array, arguments: str) -> str:
+def _recorded(array: Array, arguments: str, inside: str) -> str:
     path = repr(array.path)
-    value = f"sonde.capture(f, {path})(*{arguments})[1][{path}].values[{array.call}]"
+    value = f"sonde.capture(f, {path}{inside})(*{arguments})[1][{path}].values[{array.call}]"
     return value if array.leaf is None else f"jax.tree.leaves({value})[{array.leaf}]"
 
 
-def _lines(change: Change, array: Array) -> list[str]:
+def _lines(change: Change, array: Array, inside: str) -> list[str]:
     """Python that changes `changed` once more; the axes of the change are those that an edit sees."""
     path, chosen, ndim = repr(change.path), dict(change.chosen), len(array.inner_shape)
     unit_axis = array.unit_axis - array.lead
@@ -267,7 +268,7 @@ def _lines(change: Change, array: Array) -> list[str]:
         where += f", unit_axis={unit_axis - ndim}" if units is not None or change.kind == "mean" else ""
         where += "".join(f", positions={list(at)}, position_axis={axis - ndim}" for axis, at in beside.items())
         value = "" if change.kind == "ablate" else ", value='mean'"
-        return [f"changed = sonde.tools.ablate(changed, {path}{value}{where}{calls})"]
+        return [f"changed = sonde.tools.ablate(changed, {path}{value}{where}{calls}{inside})"]
     index = ", ".join(_index(chosen.get(axis)) for axis in range(ndim)) or "..."
     if ndim == 1 and chosen:  # a list alone is no index
         index = f"jnp.array({index})"
@@ -289,7 +290,7 @@ def _lines(change: Change, array: Array) -> list[str]:
     if change.is_of_gradient or calls:
         name = "grad=" if change.is_of_gradient else ""
         rule = f"sonde.Edit({name}{rule}{calls})"
-    return [*lines, f"changed = sonde.edit(changed, {{{path}: {rule}}})"]
+    return [*lines, f"changed = sonde.edit(changed, {{{path}: {rule}}}{inside})"]
 
 
 def changed_part(change: Change, index: str, array: Array) -> str:

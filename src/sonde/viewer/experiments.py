@@ -19,7 +19,7 @@ from sonde.viewer.operations import Job, changes_of, operation, packed
 from sonde.viewer.runs import Runs
 
 _MOST_TOKENS = 512
-_IMPORTS = "import jax\nimport jax.numpy as jnp\nimport numpy as np\nimport sonde"
+_IMPORTS = "import functools\n\nimport jax\nimport jax.numpy as jnp\nimport numpy as np\nimport sonde"
 
 
 @operation
@@ -40,7 +40,7 @@ def python(
         arrays.append(array)
         if change.kind in ("patch", "steer"):
             inputs[change.prompt] = f"(jnp.asarray([{runs.subject.token_ids(change.prompt)}]), *args[1:])"
-    start = f"{_IMPORTS}\n\n{_origin(runs, prompt)}\n{as_python(made, arrays, inputs)}"
+    start = f"{_IMPORTS}\n\n{_origin(runs, prompt)}\n{as_python(made, arrays, inputs, runs.subject.inside_code)}"
     return {
         "start": start + ("\nf = changed" if made else ""),
         "code": f"{start}\nresult = changed(*args)",
@@ -52,10 +52,13 @@ def python(
 def _origin(runs: Runs, prompt: str | None) -> str:
     """Python for the program `f` with its dictionaries, the model in it, and its arguments `args`."""
     subject = runs.subject
-    opened_with = "f, args" + (" and dictionaries" if subject.dictionaries else "")
-    lines = [subject.code or f"# {opened_with} are what was given to sonde.view", "model = f"]
+    given = {"kwargs": subject.kwargs, "inside": subject.inside, "dictionaries": subject.dictionaries}
+    names = ", ".join(["f", "args", *(name for name, value in given.items() if value)])
+    lines = [subject.code or f"# {names} are what was given to sonde.view", "model = f"]
+    if subject.kwargs:
+        lines.append("f = functools.partial(f, **kwargs)")
     if subject.dictionaries:
-        lines.append("f = sonde.dictionaries.splice(f, dictionaries, keep_error=True)")
+        lines.append(f"f = sonde.dictionaries.splice(f, dictionaries, keep_error=True{subject.inside_code})")
     if subject.language is not None and prompt is not None:
         lines.append(f"args = (jnp.asarray([{subject.token_ids(prompt)}]), *args[1:])  # {prompt!r}")
     return "\n".join(lines)
@@ -145,16 +148,17 @@ def _sweep_code(
         return "# there is no short form of this sweep"
     index = ", ".join("unit" if i == axis else ":" for i in range(array.lead, len(array.shape))) or "..."
     edit = "sonde.Edit(new, calls=0)" if array.calls > 1 else "new"
+    inside = runs.subject.inside_code
     lines = [f"paths = {list(layers)}", explained, "scores = {}"]
     if change.kind == "patch":
         lines.append(f"other_args = (jnp.asarray([{runs.subject.token_ids(change.prompt)}]), *args[1:])")
-        lines.append("_, records = sonde.capture(f, *paths)(*other_args)")
+        lines.append(f"_, records = sonde.capture(f, *paths{inside})(*other_args)")
     lines.append("for path in paths:")
     if change.kind == "patch":
         lines.append("    other = records[path].values[0]")
     lines.append(f"    for unit in range({1 if axis is None else array.shape[axis]}):")
     lines.append(f"        new = lambda x, unit=unit: {changed_part(change, index, array)}")
-    lines.append(f"        scores[path, unit] = float(metric(sonde.edit(f, {{path: {edit}}})(*args)))")
+    lines.append(f"        scores[path, unit] = float(metric(sonde.edit(f, {{path: {edit}}}{inside})(*args)))")
     return "\n".join(lines)
 
 
@@ -198,7 +202,8 @@ def comparison(job: Job, subject: str, other: str, prompt: str | None = None) ->
 def _comparison_code(runs: Runs, second: Runs, prompt: str | None) -> str:
     name = repr(second.subject.name)  # a name stays a text, whatever it holds
     other = f"{_origin(second, prompt)}\ng = f" if second.subject.code else f"# g is the program {name}"
-    return f"{_IMPORTS}\n\n{other}\n{_origin(runs, prompt)}\nprint(sonde.tools.compare(f, g, grads=False)(*args))"
+    call = f"sonde.tools.compare(f, g, grads=False{runs.subject.inside_code})(*args)"
+    return f"{_IMPORTS}\n\n{other}\n{_origin(runs, prompt)}\nprint({call})"
 
 
 @operation

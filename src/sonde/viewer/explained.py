@@ -169,14 +169,15 @@ def attribution(
         "position": position,
         "token": names[0],
         "against": names[1] if signs[1] else None,
-        "code": _attribution_code(language, position, tokens, signs),
+        "code": _attribution_code(language, position, tokens, signs, runs.subject.inside_code),
     }
 
 
-def _attribution_code(language: Language, position: int, tokens: np.ndarray, signs: np.ndarray) -> str:
+def _attribution_code(language: Language, position: int, tokens: np.ndarray, signs: np.ndarray, inside: str) -> str:
     logits = " - ".join(f"logits[0, {int(token)}]" for token, sign in zip(tokens, signs) if sign)
     options = f"residual={language.residual!r}, readout={language.readout_code}, position={position}"
     writes = f", writes={{{language.writes_code}}}" if language.writes_code else ""
+    writes += inside
     patterns = ", ".join(map(repr, language.components))
     return (
         f"found = sonde.tools.logit_attribution(\n    f, {patterns},\n    {options}{writes},\n"

@@ -123,6 +123,7 @@ class Runs:
             "attribution": language is not None and language.readout is not None and bool(language.components),
             "generates": language is not None and language.model is not None and language.tokenizer is not None,
             "graphs": self._graphs(),
+            "inside": self.subject.inside_code,
             "dictionaries": [
                 {"path": path, "features": f"{path}/features", "error": f"{path}/error", "count": d.n_features}
                 for path, d in self.subject.replaced.items()
@@ -166,7 +167,9 @@ class Runs:
 
     def _tree(self, args: Any, kwargs: Any, placed: tuple[Sequence[Place], Sequence[Any]]) -> tuple[Any, ...]:
         # Dictionaries are arguments, as the program is: arrays of a closure would be constants, slow to compile.
-        return self.subject.f, self.subject.dictionaries, args, kwargs, tuple(placed[0]), tuple(placed[1])
+        # Their places do not sort, as keys of a pytree must: some are paths, and some are pairs of paths.
+        dictionaries = tuple(self.subject.dictionaries.values())
+        return self.subject.f, dictionaries, args, kwargs, tuple(placed[0]), tuple(placed[1])
 
     def _jitted(self, key: Hashable, make: Callable[..., Any]) -> JitByStaticPart:
         def run(static: StaticPart, arrays: list[Any]) -> Any:
@@ -178,13 +181,13 @@ class Runs:
         self,
         make: Callable[..., Any],
         f: Callable[..., Any],
-        dictionaries: Mapping[Any, Dictionary],
+        dictionaries: Sequence[Dictionary],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         places: Sequence[Place],
         numbers: Sequence[Any],
     ) -> Any:
-        program = self.subject.spliced(f, dictionaries)
+        program = self.subject.spliced(f, dict(zip(self.subject.dictionaries, dictionaries)))
         return make(changed(program, places, numbers, self.subject.inside), f)(*args, **kwargs)
 
     # -------------------------------------------------------------------------------------------------- runs

@@ -28,7 +28,8 @@ class Subject:
         dictionaries: Dictionaries that are spliced into the program, by the path of the value that they replace; or
             by a pair of paths, what a transcoder reads and what it replaces.
         about: What was found in it before, in words, such as the answer of a bundle.
-        code: Python that makes `f` and `args`; empty if it is not known.
+        code: Python that makes `f` and `args`, and `kwargs`, `inside` and `dictionaries` if there are any; empty if it
+            is not known.
     """
 
     name: str
@@ -58,6 +59,11 @@ class Subject:
     def spliced(self, f: Callable[..., Any], dictionaries: Mapping[Any, Dictionary]) -> Callable[..., Any]:
         """A program with dictionaries, whose errors are added back: nothing changes until a feature is changed."""
         return splice(f, dict(dictionaries), keep_error=True, inside=self.inside) if dictionaries else f
+
+    @property
+    def inside_code(self) -> str:
+        """The argument with which copied Python finds the sites."""
+        return ", inside=inside" if self.inside else ""
 
     @property
     def replaced(self) -> dict[str, Dictionary]:

@@ -42,19 +42,19 @@ export async function attentionView(context) {
   }
   box.append(
     el("div", { class: "section-head" }, el("h2", {}, "Attention"), el("label", { class: "inline" }, "Layer ", select)),
-    card(`Heads of ${path}`, [scaleLegend(scale, false), thumbs], { name: `${path}-heads`, code: () => context.python(codeOf(path)) }),
+    card(`Heads of ${path}`, [scaleLegend(scale, false), thumbs], { name: `${path}-heads`, code: () => context.python(codeOf(context, path)) }),
     card(`Head ${head}`, [looks(context, at(head), queries, keys), largeMap(context, at(head), queries, keys, scale), headTools(context, path, head)], {
       name: `${path}-head-${head}`,
-      code: () => context.python(codeOf(path, head)),
+      code: () => context.python(codeOf(context, path, head)),
     }),
     await kinds(context),
   );
   return box;
 }
 
-function codeOf(path, head) {
+function codeOf(context, path, head) {
   const name = JSON.stringify(path);
-  return `_, records = sonde.capture(f, ${name})(*args)\nweights = records[${name}].value${head === undefined ? "" : `[0, ${head}]`}`;
+  return `_, records = sonde.capture(f, ${name}${context.card.inside})(*args)\nweights = records[${name}].value${head === undefined ? "" : `[0, ${head}]`}`;
 }
 
 const LARGEST = 560;
@@ -149,6 +149,6 @@ async function kinds(context) {
   return card("What kind of heads", [el("label", { class: "inline" }, "Share of attention on ", choice), box], {
     name: "heads",
     note: "A click shows the head.",
-    code: () => context.python(`scores = sonde.tools.attention_heads(f, ${answer.paths.map((path) => JSON.stringify(path)).join(", ")})(*args)`),
+    code: () => context.python(`scores = sonde.tools.attention_heads(f, ${answer.paths.map((path) => JSON.stringify(path)).join(", ")}${context.card.inside})(*args)`),
   });
 }

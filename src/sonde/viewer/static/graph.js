@@ -20,6 +20,7 @@ export async function graphView(context) {
   if (!kinds.includes(choices.kind)) choices.kind = kinds[0];
   const picked = new Set(); // nodes that are about to be grouped
   let answer = null;
+  let asked = 0; // the number of the latest question: older answers are not drawn
   const told = el("output", { "aria-live": "polite" });
   const holder = el("div", { class: "stack" });
   const kind = el("select", { "aria-label": "Graph of" }, ...kinds.map((name) => el("option", { value: name }, KINDS[name])));
@@ -34,12 +35,15 @@ export async function graphView(context) {
   const question = () => ({ ...runOf(), kind: choices.kind, other: choices.kind === "components" ? other.value : "", explained: explained(), share: choices.share, pinned: choices.pinned });
 
   async function load() {
+    const number = ++asked;
     told.textContent = "Measuring …";
     other.hidden = choices.kind !== "components";
     try {
-      answer = await context.connection.ask("graph", question());
+      const latest = await context.connection.ask("graph", question());
+      if (number !== asked) return;
+      answer = latest;
     } catch (error) {
-      told.textContent = error.message;
+      if (number === asked) told.textContent = error.message;
       return;
     }
     told.textContent =

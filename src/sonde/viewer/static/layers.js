@@ -41,7 +41,7 @@ export async function lensView(context) {
         .reverse(),
     ),
   );
-  const code = () => context.python(`lens = sonde.tools.logit_lens(f, ${context.card.stream.map((p) => JSON.stringify(p)).join(", ")}, readout=${answer.readout})(*args)\nprint(lens)`);
+  const code = () => context.python(`lens = sonde.tools.logit_lens(f, ${context.card.stream.map((p) => JSON.stringify(p)).join(", ")}, readout=${answer.readout}${context.card.inside})(*args)\nprint(lens)`);
   return el(
     "div",
     { class: "stack" },

@@ -10,13 +10,13 @@ import { visible } from "/static/text.js";
 const WIDEST = 900;
 
 // Python that makes the numbers of the picture.
-function codeOf({ path, call, leaf }) {
+function codeOf({ path, call, leaf }, inside) {
   const name = JSON.stringify(path);
   const part = (text) => (leaf === null ? text : `jax.tree.leaves(${text})[${leaf}]`);
-  const value = (of, program) => `_, records = sonde.capture(${program}, ${name})(*args)\n${of} = ${part(`records[${name}].values[${call}]`)}`;
+  const value = (of, program) => `_, records = sonde.capture(${program}, ${name}${inside})(*args)\n${of} = ${part(`records[${name}].values[${call}]`)}`;
   if (current().show === "value") return value("value", "f");
   if (current().show === "change") return `${value("before", "unchanged")}\n${value("after", "f")}\nchange = after - before`;
-  return `_, records = sonde.tools.site_gradients(f, ${name}, metric=metric)(*args)\ngradient = ${part(`records[${name}].grads[${call}]`)}`;
+  return `_, records = sonde.tools.site_gradients(f, ${name}, metric=metric${inside})(*args)\ngradient = ${part(`records[${name}].grads[${call}]`)}`;
 }
 
 // What every question about the shown site says.
@@ -115,7 +115,9 @@ function statisticsCard(facts, context) {
   const path = JSON.stringify(facts.path);
   return card("Distribution", body, {
     name: `${facts.path}-histogram`,
-    code: () => context.python(`print(sonde.tools.summarize(f, ${path})(*args))`),
+    code: () => context.python(current().show === "gradient"
+      ? `${codeOf(facts, context.card.inside)}\nprint(gradient.mean(), gradient.std(), gradient.min(), gradient.max())`
+      : `print(sonde.tools.summarize(f, ${path}${context.card.inside})(*args))`),
   });
 }
 
@@ -127,7 +129,9 @@ async function pictureCard(context, facts, place, shown) {
   const actions = el("div", { class: "actions" });
   const state = current();
 
+  let asked = 0; // the number of the latest question: older answers are not drawn
   const draw = async () => {
+    const number = ++asked;
     const answer = await context.connection.ask("picture", {
       ...place,
       rows: chosen.down,
@@ -137,6 +141,7 @@ async function pictureCard(context, facts, place, shown) {
       explained: shown,
       against: state.show === "change",
     });
+    if (number !== asked) return;
     const values = unpacked(answer.values);
     const { low, high, bad } = rangeOf(values.data);
     const scale = colorScale(low, high, low < 0 || state.show !== "value");
@@ -163,7 +168,7 @@ async function pictureCard(context, facts, place, shown) {
   const path = JSON.stringify(facts.path);
   return card({ value: "Value", gradient: "Gradient", change: "What changed" }[state.show], [body, actions], {
     name: facts.path,
-    code: () => context.python(codeOf(facts)),
+    code: () => context.python(codeOf(facts, context.card.inside)),
   });
 }
 
