@@ -221,13 +221,18 @@ def rewrite(jaxpr: _jax.Jaxpr, handler: Handler, steps: Sequence[Any] = (), *, l
         if handler.tells_loops_apart:
             rewritten = dataclasses.replace(rewritten, specs=in_new_loops(rewritten.specs))
     handler.counts.leave(handler.position.choices)
-    inside = rewritten.choices - handler.position.choices
-    if inside:
-        run = max(handler.runs_of_choices.get(choice, 0) for choice in inside)
-        handler.runs_of_choices.update(dict.fromkeys(inside, run + 1))
-        rewritten = rewritten.in_run(run, inside)
     handler.met.update(rewritten.met)
-    return rewritten
+    return _with_choices_of_run(rewritten, handler)
+
+
+def _with_choices_of_run(rewritten: Rewritten, handler: Handler) -> Rewritten:
+    """The program as it runs now: called twice in one capture it chooses twice, though it was rewritten once."""
+    inside = rewritten.choices - handler.position.choices
+    if not inside:
+        return rewritten
+    run = max(handler.runs_of_choices.get(choice, 0) for choice in inside)
+    handler.runs_of_choices.update(dict.fromkeys(inside, run + 1))
+    return rewritten.in_run(run, inside)
 
 
 def _by_running(jaxpr: _jax.Jaxpr, handler: Handler, steps: Sequence[Any]) -> Rewritten:

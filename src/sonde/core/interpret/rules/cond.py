@@ -10,9 +10,10 @@ goes with every site inside: the flag is there per element, and elements that to
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -242,32 +243,26 @@ def _whole(branch: _jax.Jaxpr) -> Any:
     return _jax.trace_to_closed_jaxpr(run, types)
 
 
-def _gating_batcher(plain: Any) -> Any:
+def _gating_batcher(plain: Callable) -> Callable:
+    """The rule by which a cond is mapped: sites get a gate if the elements may take different branches."""
+
     def rule(
         axis_data: _jax.AxisData, args: Sequence[Any], dims: _jax.Dims, *, branches: Sequence[_jax.Jaxpr], **params: Any
     ) -> Any:
+        in_choice = contextlib.nullcontext()
         if any(map(has_sites, branches)):
             args, dims, branches = mapped_alike(axis_data, args, dims, branches)
             if dims[0] is not None:
                 choice = object()
                 args, dims, branches = _gates(choice, axis_data, args, dims, branches)
-                with _jax.open_name(ChoiceName.of(choice)):
-                    return selected(axis_data, args, dims, branches, params)
-        return selected(axis_data, args, dims, branches, params)
-
-    def selected(
-        axis_data: _jax.AxisData,
-        args: Sequence[Any],
-        dims: _jax.Dims,
-        branches: Sequence[_jax.Jaxpr],
-        params: dict[str, Any],
-    ) -> Any:
-        if dims[0] is None or not any(map(returns_selectable, branches)):
-            return plain(axis_data, args, dims, branches=branches, **params)
-        # JAX selects among the outputs of the branches, with a predicate that is not laid out over the mesh.
-        types = [v.aval for v in _jax.open_jaxpr(branches[0]).outvars]
-        outs, out_dims = plain(axis_data, args, dims, branches=tuple(map(_whole, branches)), **params)
-        return [_jax.in_pieces_like(x, t, d) for x, t, d in zip(outs, types, out_dims)], out_dims
+                in_choice = _jax.open_name(ChoiceName.of(choice))
+        with in_choice:
+            if dims[0] is None or not any(map(returns_selectable, branches)):
+                return plain(axis_data, args, dims, branches=branches, **params)
+            # JAX selects among the outputs of the branches, with a predicate that is not laid out over the mesh.
+            types = [v.aval for v in _jax.open_jaxpr(branches[0]).outvars]
+            outs, out_dims = plain(axis_data, args, dims, branches=tuple(map(_whole, branches)), **params)
+            return [_jax.in_pieces_like(x, t, d) for x, t, d in zip(outs, types, out_dims)], out_dims
 
     return rule
 
