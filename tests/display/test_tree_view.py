@@ -14,6 +14,7 @@ from tests.notebook_shell import notebook
 
 import sonde
 from sonde._array_text import short_place
+from sonde.display.tree_view import Leaf, tree_html
 from sonde.tools import compare, summarize
 
 X = jnp.arange(6.0).reshape(2, 3)
@@ -45,6 +46,16 @@ def test_what_is_wrong_is_seen_also_if_it_is_folded():
         summary = re.search(rf"<summary[^>]*>{group} .*?</summary>", text)[0]
         assert "not finite at 10" in summary
     assert "6 NaN" in text
+
+
+def test_the_way_to_the_first_broken_line_is_open():
+    leaves = [
+        Leaf(f"blocks/{i}/mlp/{name}", ["1"], is_broken=i == 17 and name == "out")
+        for i in range(30)
+        for name in ("in", "out")
+    ]
+    opened = re.findall(r"<details open><summary[^>]*>([\w/]*)", tree_html("records", leaves))
+    assert {"blocks/", "blocks/17/", "blocks/17/mlp/"} <= set(opened) and "blocks/29/" not in opened
 
 
 def test_sites_have_a_tree():

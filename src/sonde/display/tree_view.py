@@ -59,17 +59,31 @@ class _Group:
         return self.groups[name]
 
     def opened(self) -> set[int]:
-        """The ids of the groups that are open at first: the outer ones, as long as few lines are seen."""
-        opened: set[int] = set()
-        n_before = len(self.members)
+        """The ids of the groups that are open at first: the way to the first broken line, then the outer groups.
+
+        Outer ones are opened as long as few lines are seen.
+        """
+        opened = {id(group) for group in self._way_to_broken()}
+        n_seen = len(self.members)
         waiting = collections.deque(self.groups.values())
         while waiting:
             group = waiting.popleft()
-            if n_before + len(group.members) <= MOST_OPEN:
-                n_before += len(group.members)
+            if id(group) in opened or n_seen + len(group.members) <= MOST_OPEN:
+                n_seen += len(group.members)
                 opened.add(id(group))
                 waiting.extend(group.groups.values())
         return opened
+
+    def _way_to_broken(self) -> Iterator[_Group]:
+        """The groups around the first broken line, outermost first, up to one that is too long to read."""
+        for member in self.members:
+            leaves = [member] if isinstance(member, Leaf) else self.groups[member].every()
+            if not any(leaf.is_broken for leaf in leaves):
+                continue
+            if isinstance(member, str) and len(self.groups[member].members) <= MOST_OPEN:
+                yield self.groups[member]
+                yield from self.groups[member]._way_to_broken()
+            return
 
     def every(self) -> Iterator[Leaf]:
         for member in self.members:

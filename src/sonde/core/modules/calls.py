@@ -211,17 +211,19 @@ def mark_arguments(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Marks the arguments of a method as the site `in`, or `method/in`.
 
-    The value is the argument itself, or a tuple of several, with a dict at the end if there are keywords. It is seen by
-    the captures that want the ends of the method, and by those in `depths`.
+    The value is the argument itself, or a tuple of several, with a dict at the end if there are keywords other than
+    those that are None, such as `rngs=None`. It is seen by the captures that want the ends of the method, and by those
+    in `depths`.
     """
     site, code = _end(name, "in"), code_of(fn)
     depths = _depths_of_ends(name) if depths is None else depths
-    if len(args) == 1 and not kwargs:
+    given = {key: value for key, value in kwargs.items() if value is not None}
+    if len(args) == 1 and not given:
         return (mark_arrays(args[0], site, keep, code, depths=depths),), kwargs
-    if not kwargs:
+    if not given:
         return mark_arrays(tuple(args), site, keep, code, depths=depths), kwargs
-    *marked, kwargs = mark_arrays((*args, kwargs), site, keep, code, depths=depths)
-    return tuple(marked), kwargs
+    *marked, marked_given = mark_arrays((*args, given), site, keep, code, depths=depths)
+    return tuple(marked), kwargs | marked_given
 
 
 def mark_result(
