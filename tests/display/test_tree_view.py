@@ -66,7 +66,7 @@ def test_sites_have_a_tree():
 def test_a_value_and_its_gradient_are_one_line_of_the_sites():
     text = sonde.sites(jax.grad(lambda x: program(2)(x)), grads=True)(X)._repr_html_()
     lines = [re.sub("<[^>]*>", " ", line) for line in re.findall(r"<code.*?</div>", text)]
-    assert [line.split()[-3:] for line in lines[:2]] == [["24", "B", short_place(f"{__file__}:26")]] * 2
+    assert [line.split()[-3:] for line in lines[:2]] == [["24", "B", short_place(f"{__file__}:27")]] * 2
     assert all(line.count("24 B") == 2 for line in lines[:2]) and "gradient" in text and "axes" not in text
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import sonde
 from sonde import first_nonfinite
 
 INPUT = jnp.array([0.3, 0.8, 0.5])
@@ -51,13 +52,13 @@ def wrap(kind: str, lines: list[str], depth: int, random: Random) -> tuple[list[
     """Code around some lines of code on `x` and `now`; and the iteration in which it then strikes."""
     name, n = f"f{depth}", random.randint(1, 3)
     k = random.randrange(n)
-    body = [f"def {name}(x, now):", *indent([*lines, "return x"])]
+    body = [f"def {name}(x, now):", *indent([*lines, f"return sow(x, 'end{depth}')"])]
     if kind == "scan":
         step = f"lambda c, i: ({name}(c, now & (i == {k})), None)"
         return [*body, f"x = lax.scan({step}, x, jnp.arange({n}))[0]"], (k,)
     if kind == "rows":
         step = f"lambda c, i: (c, {name}(c + 0.1 * i, now & (i == {k})))"
-        return [*body, f"x = lax.scan({step}, x, jnp.arange({n}))[1].sum(0)"], (k,)
+        return [*body, f"x = sow(lax.scan({step}, x, jnp.arange({n}))[1], 'rows{depth}').sum(0)"], (k,)
     if kind == "while":
         step = f"lambda s: (s[0] + 1, {name}(s[1], now & (s[0] == {k})))"
         return [*body, f"x = lax.while_loop(lambda s: s[0] < {n}, {step}, (0, x))[1]"], (k,)
@@ -84,7 +85,7 @@ def program(seed: int) -> tuple[str, int, str, tuple[int, ...], Any]:
     text = "\n".join(["def program(x, now):", *indent([*lines, "return x"])]) + "\n"
     (line,) = [i for i, written in enumerate(text.splitlines(), 1) if "# FAULT" in written]
     file = f"random_program_{seed}.py"
-    names: dict[str, Any] = {"jax": jax, "jnp": jnp, "lax": lax}
+    names: dict[str, Any] = {"jax": jax, "jnp": jnp, "lax": lax, "sow": sonde.sow}
     exec(compile(text, file, "exec"), names)
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)
     f = names["program"]
@@ -100,7 +101,16 @@ def check(seed: int) -> None:
     assert first_nonfinite(run)(INPUT, jnp.asarray(False)) is None, shown
     found = first_nonfinite(run)(INPUT, jnp.asarray(True))
     got = found.source, found.operation, found.variable, found.iteration
-    assert got == (f"random_program_{seed}.py:{line}", operation, "x", iteration), f"{shown}\n{found}"
+    expected = f"random_program_{seed}.py:{line}", operation, "x", iteration
+    assert got == expected, f"{shown}\n{found}"
+
+    # Captures and edits have left compiled programs by then; a search must see their operations all the same.
+    same = sonde.edit(run, {"end0": lambda x: x})
+    records = sonde.capture(same)(INPUT, jnp.asarray(True))[1]
+    found = first_nonfinite(same)(INPUT, jnp.asarray(True))
+    got = found.source, found.operation, found.variable, found.iteration
+    assert got == expected, f"after a capture: {shown}\n{found}"
+    assert found.path in records, shown
 
 
 @pytest.mark.every(2)

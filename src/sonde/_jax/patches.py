@@ -52,6 +52,7 @@ from sonde._jax.imported import (
 from sonde._jax.in_place import Change, InPlace, InterruptibleLock
 from sonde._jax.jaxprs import first_outputs, open_jaxpr, sub_jaxprs
 from sonde._jax.scope_names import open_name
+from sonde._jax.traces import all_is_seen
 from sonde._jax.vmaps import RUNNING, CallOfMap, ExampleName, NumberedAxis, mapped_next
 
 __all__ = [
@@ -287,11 +288,10 @@ def eager_shortcut(
 
     def run(p: Any, args_flat: Any, fun: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         trace: Any = _core.trace_ctx.trace
-        if getattr(trace, "sees_all", False):
-            result = plain(p, args_flat, fun, args, kwargs)
-            return (*result[:5], None, *result[6:])  # no compiled program: the next call comes here too
         if type(trace) is not trace_type or trace.parent is not eval_trace:
-            return plain(p, args_flat, fun, args, kwargs)
+            result = plain(p, args_flat, fun, args, kwargs)
+            # Without a compiled program, the next call comes here too.
+            return (*result[:5], None, *result[6:]) if all_is_seen() else result
         jaxpr = p.params["jaxpr"]
         if not needs_trace(jaxpr):
             donated = p.params["donated_invars"]

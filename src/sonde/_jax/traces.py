@@ -13,6 +13,7 @@ from sonde._jax.imported import Trace
 from sonde._jax.jaxprs import open_jaxpr, sub_jaxprs
 
 __all__ = [
+    "all_is_seen",
     "count_traced_equations",
     "current_trace",
     "evaluated_late",
@@ -47,6 +48,19 @@ def _count_inside(params: dict[str, Any], known: dict[int, int]) -> int:
             known[key] = sum(1 + _count_inside(eqn.params, known) for eqn in open_jaxpr(jaxpr).eqns)
         total += known[key]
     return total
+
+
+def all_is_seen() -> bool:
+    """Whether the current trace, or one around it, must see every operation: none may go to JAX's fast path.
+
+    Such a trace has a true attribute `sees_all`. JAX's fast path does not know it, since it shares its parent's level.
+    """
+    around: Any = current_trace()
+    while around is not None and around is not _core.eval_trace:
+        if getattr(around, "sees_all", False):
+            return True
+        around = getattr(around, "parent_trace", None) or getattr(around, "parent", None)
+    return False
 
 
 def trace_level() -> Any:

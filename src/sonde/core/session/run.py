@@ -18,7 +18,14 @@ from sonde.core.modules.call_stack import NOTHING, ModuleRequest, Wanted, begin_
 from sonde.core.modules.copies import FollowedArrays
 from sonde.core.session import opaque_calls
 from sonde.core.session.inside_protocol import InsideRequest, change_libraries
-from sonde.core.session.session import SESSIONS, CaptureState, Session, capture_state, has_outlived_capture
+from sonde.core.session.session import (
+    SESSIONS,
+    CaptureState,
+    Session,
+    capture_state,
+    has_outlived_capture,
+    operations_are_seen,
+)
 
 # Every change to JAX that is in place while a session runs, in any thread.
 _changes = _jax.InPlace(
@@ -28,7 +35,7 @@ _changes = _jax.InPlace(
     *recomputing.changes,
     *_jax.meshes_can_be_set(SiteTrace).changes,
     *_jax.maps_told_apart(has_sites).changes,
-    *_jax.examples_named(lambda: (state := capture_state()) is not None and state.sees_all).changes,
+    *_jax.examples_named(operations_are_seen).changes,
     *_jax.eager_shortcut(
         SiteTrace, has_sites, call_directly, lambda trace: trace.changed, SiteTrace.not_donated
     ).changes,
@@ -77,7 +84,7 @@ def run_with(
     if inside is not None:
         module_wants = module_wants._replace(methods=module_wants.methods | inside.methods)
     sows = request is None or request.sows or around.sows
-    sees_all = getattr(trace_type, "sees_all", False)
+    sees_all = getattr(trace_type, "sees_all", False) or _jax.all_is_seen()
     handler.begin(depth, outer)
     trace = trace_type(_jax.current_trace(), handler)
     models = () if inside is None else inside.known_models()

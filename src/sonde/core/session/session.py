@@ -114,9 +114,20 @@ class CaptureState:
 _context = jax.make_user_context(None)
 
 
+# Where nothing is captured, but every operation must be seen: what was compiled for no capture must not run there.
+_ALL_IS_SEEN = CaptureState(grads=False, depth=0, sows=False, sees_all=True)
+
+
 def capture_state() -> CaptureState | None:
     """What the captures of the current thread want, or None if none runs."""
-    return _context.value
+    state = _context.value
+    return None if state is _ALL_IS_SEEN else state
+
+
+def operations_are_seen() -> bool:
+    """Whether every operation is wanted, not only sites."""
+    state = _context.value
+    return state is not None and state.sees_all
 
 
 def sows_are_seen() -> bool:
@@ -213,7 +224,7 @@ class Session:
 
     def __enter__(self) -> Self:
         self.outer = outer = SESSIONS.current()
-        self._state_before, self._jax_state = capture_state(), _jax.thread_state()
+        self._state_before, self._jax_state = _context.value, _jax.thread_state()
         if outer is not None:
             self.runs, self.inside = outer.runs, outer.inside
             self.started_in = self.started_in or outer.started_in
@@ -313,7 +324,9 @@ def with_capture_state(
     If they want nothing, no scope is opened, and no session. If captures that have ended want it, `stacks` are the
     calls of modules that were open for each.
     """
-    return _context(value) if value is None else _SessionWith(value, stacks=stacks)
+    if value is None:
+        return _context(_ALL_IS_SEEN if _jax.all_is_seen() else None)
+    return _SessionWith(value, stacks=stacks)
 
 
 class _SessionWith(Session):
