@@ -39,7 +39,7 @@ examples-models: setup  ## The examples on SmolLM2, a pretrained model, with pic
 	  echo "== $$file"; $(BIN)/python examples/models/$$file.py || exit 1; done
 
 # Types take half a minute on one core, so the checks run beside the tests; what they say comes at the end.
-test: setup  ## Lint, types, layers, and every test that is not marked thorough or browser; SLOWEST=0 times all
+test: setup  ## Lint, types, layers, and the tests; SLOWEST=0 times all, ROTATION=all takes all cases of large tables
 	@$(MAKE) --no-print-directory check > $(VENV)/check.txt 2>&1 & checks=$$!; \
 	export COMPILE=$(COMPILE) $(if $(ROTATION),ROTATION=$(ROTATION)); $(PYTEST) -n $(JOBS) --dist worksteal \
 	  -m 'not thorough and not browser and not transformers' -q --durations=$(SLOWEST); tests=$$?; \

@@ -1,4 +1,7 @@
-"""Which cases of `@pytest.mark.every(n)` a run has: others at the next commit, so that none is left out for ever."""
+"""Which cases of `@pytest.mark.every(n)` a run has: others at the next commit, so that none is left out for ever.
+
+`ROTATION=all` chooses all of them, `ROTATION=` with a number those of the commit with that number.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 
 
 def rotation() -> int:
-    """A number that depends on the commit; `ROTATION=` in the environment repeats the choice of another one.
+    """A number that depends on the commit, or that of `ROTATION=` in the environment.
 
     The first process writes it there, so that all processes of a run agree, whatever is committed meanwhile.
     """
@@ -19,9 +22,9 @@ def rotation() -> int:
         except (OSError, subprocess.CalledProcessError):  # no git, or no repository: an unpacked archive
             commit = "0"
         os.environ["ROTATION"] = str(int(commit[:8], 16))
-    return int(os.environ["ROTATION"])
+    return int(os.environ["ROTATION"]) if os.environ["ROTATION"] != "all" else 0
 
 
 def leaves_out(position: int, n: int) -> bool:
     """Whether the case at this position is not one of those, every n-th, that run."""
-    return (position + rotation()) % n != 0
+    return os.environ.get("ROTATION") != "all" and (position + rotation()) % n != 0

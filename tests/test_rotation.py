@@ -17,6 +17,12 @@ def test_every_case_has_its_turn(monkeypatch, n):
     assert sum(map(len, turns)) == 12  # and one turn only
 
 
+def test_all_cases_at_once(monkeypatch):
+    monkeypatch.setenv("ROTATION", "all")
+    rotation()
+    assert not any(leaves_out(position, 3) for position in range(12))
+
+
 def test_the_number_depends_on_the_commit(monkeypatch):
     for commit, number in (("00000010" + "f" * 32, 16), ("ff" * 20, 2**32 - 1)):
         monkeypatch.delenv("ROTATION", raising=False)
