@@ -111,6 +111,15 @@ def test_damage_of_a_unit_is_noticed_and_it_can_be_computed_again(tmp_path):
     with pytest.raises(StoreError, match="give its 40 batches as a list"):
         repair(tmp_path, BATCHES[:39])
     (unit / "done.json").unlink()
+    for read in (store.open, store.check):  # rows that were there would be missing without a word
+        with pytest.raises(StoreError, match=r"units/00000002/done\.json of the store .* is damaged: it is missing"):
+            read(tmp_path)
+    assert [str(damage).partition(":")[0] for damage in repair(tmp_path)] == ["unit 2"]
+    (tmp_path / "units-complete.json").write_bytes(b"{}")
+    with pytest.raises(StoreError, match=r"complete\.json of the store .* is damaged"):
+        store.open(tmp_path)
+    assert [damage.name for damage in repair(tmp_path)] == ["all units"] and store.open(tmp_path).finished
+    leave(tmp_path, 2)
     assert not store.open(tmp_path).finished and store.open(tmp_path).n_batches == 6
     (tmp_path / "units.json").write_bytes((tmp_path / "units.json").read_bytes()[:-9])
     with pytest.raises(StoreError, match=r"units\.json of the store .* is damaged"):
@@ -119,6 +128,7 @@ def test_damage_of_a_unit_is_noticed_and_it_can_be_computed_again(tmp_path):
 
 def leave(folder: Path, *units: int) -> None:
     """Makes units such that nobody has computed them."""
+    (folder / "units-complete.json").unlink(missing_ok=True)
     for unit in units:
         for name in ("done.json", "claim.json"):
             (folder / "units" / f"{unit:08d}" / name).unlink()

@@ -10,7 +10,7 @@ from sonde.store.format.folder import Folder
 from sonde.store.format.manifest import MANIFEST, Manifest, needed_manifest
 from sonde.store.format.progress import Listed, read_progress
 from sonde.store.format.storage import Storage
-from sonde.store.format.units import UnitsManifest, attempt_of, read_units
+from sonde.store.format.units import UnitsManifest, attempt_of, is_complete, read_units
 
 READS = 16  # files that are read at a time: a bucket takes many milliseconds for each
 
@@ -36,8 +36,9 @@ def parts_of(folder: Folder, storage: Storage | None) -> tuple[list[Part], str, 
     if units is None:
         part = _part(folder)
         return [part], part.manifest.identity, part.listed.finished
+    complete = is_complete(folder, units)
     with concurrent.futures.ThreadPoolExecutor(READS) as pool:
-        attempts = list(pool.map(lambda unit: attempt_of(folder, units, unit), range(units.count)))
+        attempts = list(pool.map(lambda unit: attempt_of(folder, units, unit, complete=complete), range(units.count)))
         count = attempts.index(None) if None in attempts else units.count
         parts = list(pool.map(lambda unit: part_of_unit(folder, storage, units, unit, attempts[unit]), range(count)))
     if not parts:

@@ -4,6 +4,7 @@
     units/00000012/claim.json        which process works on the unit; it is written again while the process lives
     units/00000012/done.json         which attempt holds the unit: written once, by whichever process is first
     units/00000012/attempts/ab12/    an attempt: a store of its own
+    units-complete.json              says that all units are done: one that is not has been lost since
 
 No process waits for another, and there is no coordinator: a claim and the end of a unit are files that the storage
 creates only if they do not exist (`writing/worker.py`).
@@ -23,6 +24,7 @@ from sonde.store.format.folder import Folder
 from sonde.store.format.sealed import damaged, seal
 
 UNITS = "units.json"
+COMPLETE = "units-complete.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +65,17 @@ def read_units(folder: Folder) -> UnitsManifest | None:
     """
     data = folder.read(UNITS)
     return None if data is None else decoded(UnitsManifest, data, UNITS, folder.name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Complete:
+    """Says that all units are done.
+
+    Attributes:
+        identity: That of the store.
+    """
+
+    identity: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,15 +124,42 @@ def folder_of(unit: int) -> str:
     return f"units/{unit:08d}"
 
 
-def attempt_of(folder: Folder, manifest: UnitsManifest, unit: int) -> str | None:
-    """The folder of the attempt that holds a unit; None if the unit is not done.
+def is_complete(folder: Folder, manifest: UnitsManifest) -> bool:
+    """Whether all units have been done once.
 
     Raises:
         StoreError: The file that says so is damaged.
     """
+    data = folder.read(COMPLETE)
+    if data is None:
+        return False
+    if decoded(Complete, data, COMPLETE, folder.name).identity != manifest.identity:
+        raise damaged(COMPLETE, folder.name, "it belongs to another store")
+    return True
+
+
+def set_complete(folder: Folder, manifest: UnitsManifest) -> None:
+    """Marks all units as done, if no process has."""
+    folder.create(COMPLETE, seal(dataclasses.asdict(Complete(manifest.identity))))
+
+
+def attempt_of(folder: Folder, manifest: UnitsManifest, unit: int, *, complete: bool = False) -> str | None:
+    """The folder of the attempt that holds a unit; None if the unit is not done.
+
+    Args:
+        folder: The store.
+        manifest: What its processes share.
+        unit: The number of the unit.
+        complete: Whether all units have been done, so that this one must be.
+
+    Raises:
+        StoreError: The file that says so is damaged, or has been lost.
+    """
     name = f"{folder_of(unit)}/done.json"
     data = folder.read(name)
     if data is None:
+        if complete:
+            raise damaged(name, folder.name, "it is missing")
         return None
     done = decoded(Done, data, name, folder.name)
     if (done.identity, done.unit) != (manifest.identity, unit):

@@ -22,8 +22,8 @@ class Damage:
     """Rows that cannot be read.
 
     Attributes:
-        name: Kind and path of the array.
-        rows: The first of the rows, and the one after the last.
+        name: Kind and path of the array, or the unit of an elastic harvest.
+        rows: The first of the rows, and the one after the last; nothing between them if it is not about rows.
         reason: What is wrong.
         is_data: Whether the rows themselves are damaged; else only what other programs read about them.
     """
@@ -34,7 +34,8 @@ class Damage:
     is_data: bool = True
 
     def __str__(self) -> str:
-        return f"{self.name}, rows {self.rows[0]} to {self.rows[1] - 1}: {self.reason}"
+        first, last = self.rows
+        return f"{self.name}{f', rows {first} to {last - 1}' if first < last else ''}: {self.reason}"
 
 
 def check(folder: PathLike, *, storage: Storage | None = None) -> list[Damage]:

@@ -19,7 +19,7 @@ from sonde.store.format.parts import part_of_unit
 from sonde.store.format.progress import Entry, Listed, read_progress
 from sonde.store.format.row_files import RowFiles, RowWriter
 from sonde.store.format.storage import Storage
-from sonde.store.format.units import UnitsManifest, attempt_of, read_units, reopen
+from sonde.store.format.units import COMPLETE, UnitsManifest, attempt_of, is_complete, read_units, reopen
 from sonde.store.reading.check import Damage, check
 from sonde.store.writing.harvest import check_fits, check_same, harvest_units, request_of
 from sonde.store.writing.program import BatchOutcome, BatchProgram, program_for, with_first
@@ -114,9 +114,15 @@ def _repair_units(
     check_same(place, units.request, request_of(program, batches[0]))
     damages: list[Damage] = []
     lost = False
+    try:
+        complete = is_complete(place, units)
+    except StoreError as error:
+        damages.append(Damage("all units", (0, 0), str(error), False))
+        place.remove([COMPLETE])
+        complete = lost = True
     for unit in range(units.count):
         try:
-            attempt = attempt_of(place, units, unit)
+            attempt = attempt_of(place, units, unit, complete=complete)
             if attempt is None:
                 continue
             part = part_of_unit(place, storage, units, unit, attempt)

@@ -25,7 +25,7 @@ from sonde.store.format.manifest import Manifest, needed_manifest
 from sonde.store.format.parts import READS, part_of_unit
 from sonde.store.format.sealed import seal
 from sonde.store.format.storage import Storage
-from sonde.store.format.units import UnitsManifest, attempt_of, folder_of, set_done
+from sonde.store.format.units import UnitsManifest, attempt_of, folder_of, set_complete, set_done
 
 COMPARED = 4096  # batches of other processes, at most, each time
 _LOOK = 0.2  # seconds between looks at what others do
@@ -94,6 +94,8 @@ class Worker:
             if open_units and not taken:
                 time.sleep(min(_LOOK, self._lease / 4))
         self._compare(range(self._manifest.count))
+        if not open_units:
+            set_complete(self._folder, self._manifest)
         return not open_units
 
     def _is_done(self, unit: int) -> bool:
