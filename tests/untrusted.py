@@ -40,6 +40,8 @@ def flipped(data: bytes, rng: random.Random, first: int, last: int) -> bytes:
     """Bytes, some of which are changed, cut off or repeated, between two places."""
     changed = bytearray(data)
     for _ in range(rng.randint(1, 4)):
+        if first >= last:  # all of it is cut off
+            break
         at = rng.randrange(first, last)
         kind = rng.randrange(5)
         if kind == 0:
@@ -53,7 +55,7 @@ def flipped(data: bytes, rng: random.Random, first: int, last: int) -> bytes:
         else:
             changed[at:at] = changed[at : at + rng.choice([1, 8, 100])]
         last = min(last, len(changed))
-        first = min(first, last - 1)
+        first = min(first, max(last - 1, 0))
     return bytes(changed)
 
 

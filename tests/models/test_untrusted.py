@@ -23,6 +23,7 @@ from sonde.models.architectures import read_config
 from sonde.models.files import gguf as gguf_files
 from sonde.models.files.chat_template import render
 from sonde.models.files.safetensors import read_file, read_folder
+from sonde.models.files.untrusted import reading
 from sonde.models.tokens import Tokenizer
 
 NAMES = sorted(CASES)
@@ -125,11 +126,12 @@ def test_odd_gguf_files(gguf_bytes, numbers, tmp_path):
         start = time.monotonic()
         try:
             raw, tensors, _ = gguf_files.read_file(file)
-            read_config(raw)
+            with reading(file):  # as `models.load` does
+                read_config(raw)
             for tensor in tensors.values():
                 assert tensor.read().shape == tensor.shape
-        except ModelFileError:
-            pass
+        except ModelFileError as error:
+            assert str(file) in str(error)
         quickly(start)
 
 
@@ -305,7 +307,7 @@ TEMPLATES = [
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_templates_that_would_not_end_or_fit_into_memory(template):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(ModelFileError, match="the chat template|its chat template"):
+    with pytest.raises(ModelFileError, match="the chat template"):
         render(template, {})
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_000_000
 

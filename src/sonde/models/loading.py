@@ -18,7 +18,7 @@ from sonde.models.clip import TowersConfig
 from sonde.models.config import Config
 from sonde.models.files import Tensors
 from sonde.models.files.safetensors import read_folder
-from sonde.models.files.untrusted import read_json
+from sonde.models.files.untrusted import read_json, reading
 from sonde.models.stack import Layers
 from sonde.models.tokens import Tokenizer
 from sonde.models.weights import abstract, fill, number_of_layers
@@ -95,10 +95,8 @@ def load(
         raw, tensors, tokenizer = _read_gguf(path)
     if not any("pooler." in name for name in tensors):
         raw = raw | {"add_pooling_layer": False}  # sentence encoders are often stored without a pooler
-    try:
+    with reading(path, "its config"):
         architecture, config = read_config(raw)
-    except ModelFileError as error:
-        raise ModelFileError(f"{path}: {error}") from error
     if kind is not None and not issubclass(architecture.module, kind):
         name = architecture.module.__name__
         raise ModelFileError(f"{path} is a {name} ({architecture.name}), and kind= asks for {kind.__name__}.")

@@ -37,6 +37,7 @@ class Tokenizer:
         inner: A `tokenizers.Tokenizer`.
         config: The contents of `tokenizer_config.json`: special tokens, the chat template.
         stop: The tokens that end a text.
+        source: The folder or file it was read from, for messages.
 
     Example:
         >>> from tokenizers import Tokenizer as Inner, models as kinds, pre_tokenizers
@@ -47,10 +48,17 @@ class Tokenizer:
         ([0, 1, 2], ['a', 'b'])
     """
 
-    def __init__(self, inner: Any, config: Mapping[str, Any] | None = None, stop: Iterable[int] = ()):
+    def __init__(
+        self,
+        inner: Any,
+        config: Mapping[str, Any] | None = None,
+        stop: Iterable[int] = (),
+        *,
+        source: str | Path = "a tokenizer made in Python",
+    ):
         inner.no_padding()  # some files ask for padding to a fixed length, which would count as text here
         inner.no_truncation()
-        self.inner = inner
+        self.inner, self.source = inner, source
         self.config = dict(config or {})
         self.special = {name: _text(self.config[name]) for name in _SPECIAL if self.config.get(name)}
         end = self.token_id(self.special.get("eos_token"))
@@ -75,7 +83,7 @@ class Tokenizer:
         with reading(path, "the tokenizer"):
             inner = _tokenizers().Tokenizer.from_file(str(path))
         with reading(folder / "tokenizer_config.json", "the special tokens"):
-            return cls(inner, config, stop)
+            return cls(inner, config, stop, source=folder)
 
     def save(self, folder: Path) -> None:
         """Writes `tokenizer.json` and `tokenizer_config.json`."""
@@ -91,7 +99,7 @@ class Tokenizer:
             text: The text.
             special: Whether to add the tokens that the model expects around a text.
         """
-        with reading("the tokenizer"):
+        with reading(self.source, "the tokenizer"):
             return self.inner.encode(text, add_special_tokens=special).ids
 
     def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
@@ -102,7 +110,7 @@ class Tokenizer:
             special: Whether special tokens are shown.
         """
         numbers = [int(token) for token in tokens]
-        with reading("the tokenizer"):
+        with reading(self.source, "the tokenizer"):
             return self.inner.decode(numbers, skip_special_tokens=not special)
 
     def pieces(self, tokens: Iterable[int]) -> list[str]:
@@ -155,7 +163,7 @@ class Tokenizer:
             ValueError: The model has no chat template, or the template refuses the messages.
         """
         template = self.config.get("chat_template")
-        with reading("the tokenizer", "its chat template"):
+        with reading(self.source, "the chat template"):
             if isinstance(template, list):  # several, by name
                 named = {entry["name"]: entry["template"] for entry in template}
                 template = named.get("default", next(iter(named.values()), None))
@@ -166,7 +174,7 @@ class Tokenizer:
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         names = {**self.special, "messages": messages, "add_generation_prompt": reply, "tools": None, "documents": None}
-        with reading("the tokenizer", "its chat template"):
+        with reading(self.source, "the chat template"):
             return render(template, names | values)
 
 

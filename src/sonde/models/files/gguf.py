@@ -62,7 +62,7 @@ def read_file(path: Path) -> tuple[dict[str, Any], Tensors, Tokenizer | None]:
         raw = config_of(fields, tensors, str(path))
         renamed = _renamed(tensors, fields["general.architecture"], checked_config(raw))
     with reading(path, "its tokenizer"):
-        return raw, renamed, tokenizer_of(fields)
+        return raw, renamed, tokenizer_of(fields, path)
 
 
 def _header(mapped: mmap.mmap, path: Path) -> tuple[Fields, Tensors]:

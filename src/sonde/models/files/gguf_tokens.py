@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from sonde import _extras
@@ -17,8 +18,12 @@ _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 _CONTROL, _USER_DEFINED = 3, 4
 
 
-def tokenizer_of(fields: dict[str, Any]) -> Tokenizer | None:
+def tokenizer_of(fields: dict[str, Any], source: str | Path = "a .gguf file") -> Tokenizer | None:
     """The tokenizer of a file; None if it has none.
+
+    Args:
+        fields: The metadata of the file.
+        source: The file, for messages.
 
     Raises:
         ModelFileError: Its kind is unknown.
@@ -52,7 +57,7 @@ def tokenizer_of(fields: dict[str, Any]) -> Tokenizer | None:
             single=[*filter(None, (before, "$A", after))],
             special_tokens=[(token, inner.token_to_id(token)) for token in {before, after} if token],
         )
-    return Tokenizer(inner, config)
+    return Tokenizer(inner, config, source=source)
 
 
 _MOST_PARTS = 1 << 27  # characters of all pairs that tokens may be merged from; real vocabularies have some millions

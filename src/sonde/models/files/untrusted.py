@@ -31,7 +31,12 @@ def reading(where: str | Path, what: str = "it") -> Iterator[None]:
     """
     try:
         yield
-    except (ModelFileError, ModuleNotFoundError, FileNotFoundError, PermissionError, MemoryError):
+    except ModelFileError as error:
+        message = str(error.args[0])
+        if str(where) in message:
+            raise
+        raise ModelFileError(f"{where}: {message}") from error.__cause__
+    except (ModuleNotFoundError, FileNotFoundError, PermissionError, MemoryError):
         raise
     except Exception as error:
         _refuse(where, what, error)

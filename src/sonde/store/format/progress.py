@@ -29,7 +29,7 @@ from sonde.store.format.folder import Folder
 from sonde.store.format.manifest import Manifest
 from sonde.store.format.sealed import checksum, damaged, seal
 
-SEGMENT_BYTES = 1 << 18  # entries beyond this size move to a segment
+SEGMENT_BYTES = 1 << 16  # entries beyond this size move to a segment
 
 
 @dataclasses.dataclass(frozen=True)
