@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import pytest
 
+from flax import nnx as fnnx
 from sonde import nnx
 from sonde.errors import LayerInputError
 
@@ -139,3 +140,11 @@ def test_an_unsaid_setting_is_said(draw):
     layer = nnx.BatchNorm(3, use_running_average=None, rngs=nnx.Rngs(0))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="BatchNorm: `use_running_average` is not set.*, nnx.view"):
         layer(draw(2, 3))
+
+
+@pytest.mark.parametrize("name", ["BatchNorm", "LayerNorm", "RMSNorm", "GroupNorm", "InstanceNorm"])
+def test_attributes_are_those_of_flax_in_their_order(name):
+    """`repr` shows them in this order."""
+    options = {"num_groups": 3} if name == "GroupNorm" else {}
+    ours, theirs = (getattr(face, name)(6, **options, rngs=face.Rngs(0)) for face in (nnx, fnnx))
+    assert [*vars(ours)] == [attribute for attribute in vars(theirs) if not attribute.startswith("_")]

@@ -306,8 +306,8 @@ class GroupNorm(_Norm):
         scale_metadata: Metadata = NO_METADATA,
     ):
         self.feature_axis = -1
-        num_groups = _group_count(self, num_features, num_groups, group_size)
-        group_size = num_features // num_groups
+        self.num_groups = num_groups = _group_count(self, num_features, num_groups, group_size)
+        self.group_size = group_size = num_features // num_groups
         arguments = locals()
         self._make(arguments.pop("num_features"), arguments)  # Flax keeps the groups, and not the features
 
