@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 
 import sonde
 
@@ -45,6 +46,47 @@ def named_tuples(x):
 def test_named_tuples_with_constructors_or_attributes_of_their_own(wrap, grads):
     result, records = sonde.capture(wrap(named_tuples), inside=named_tuples, grads=grads)(X)
     np.testing.assert_array_equal(result, wrap(named_tuples)(X))
-    assert "named_tuples/doubled" not in records
+    # It cannot be made of its fields, so its record is a dict of them.
+    np.testing.assert_array_equal(records["named_tuples/doubled"].value["double"], X * 2)
     np.testing.assert_array_equal(records["named_tuples/made"].value.value, X)
     np.testing.assert_array_equal(records["named_tuples/pair"].value.value, X + 1)
+
+
+@struct.dataclass
+class Moments:
+    mean: jax.Array
+    inner: object
+    name: str = struct.field(pytree_node=False, default="m")
+
+
+@jax.tree_util.register_pytree_node_class
+class Pair:
+    def __init__(self, left, right):
+        self.left, self.right = left, right
+
+    def tree_flatten(self):
+        return (self.left, self.right), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        raise AssertionError("a record is not made by the program's class")
+
+
+class Sums:
+    def add(self, x):
+        self.total = x.sum() * jnp.ones(2)
+        self.state = Moments(x.mean(), Pair(x, {"k": x * 2}))
+        layers = [len, Pair]  # no arrays
+        return self.total + self.state.mean, layers[0]
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, lambda f: lambda x: jax.lax.map(lambda x: f(x)[0], jnp.stack([x, x]))])
+def test_objects_that_jax_knows_and_attributes(wrap):
+    _, records = sonde.capture(wrap(Sums().add), inside=Sums, grads=True)(X)
+    assert list(records) == ["Sums.add/x", "Sums.add/self.total", "Sums.add/self.state", "Sums.add/return"]
+    state = records["Sums.add/self.state"].value
+    np.testing.assert_allclose(state["inner"]["1"]["k"], np.broadcast_to(X * 2, state["inner"]["0"].shape))
+    edited = sonde.edit(lambda x: Sums().add(x)[0], {"Sums.add/self.total": jnp.zeros(2)}, inside=Sums)(X)
+    np.testing.assert_allclose(edited, X.mean() * np.ones(2))
+    with pytest.raises(sonde.errors.EditError, match=r"self\.state"):
+        sonde.edit(Sums().add, {"Sums.add/self.state": lambda s: s}, inside=Sums)(X)

@@ -94,6 +94,14 @@ def _names(target: ast.expr) -> list[ast.Name]:
     return []
 
 
+def _dotted(target: ast.expr) -> str:
+    """The name that an assignment sets, such as `x`, or `self.x` for an attribute; empty for all other targets."""
+    if isinstance(target, ast.Attribute):
+        owner = _dotted(target.value)
+        return f"{owner}.{target.attr}" if owner else ""
+    return target.id if isinstance(target, ast.Name) else ""
+
+
 def _arguments(node: Definition) -> list[ast.arg]:
     a = node.args
     return [*a.posonlyargs, *a.args, *filter(None, [a.vararg]), *a.kwonlyargs, *filter(None, [a.kwarg])]
@@ -287,17 +295,16 @@ class _Inside(_Outside):
     def visit_Assign(self, node: ast.Assign) -> Any:
         node.value = self.visit(node.value)
         node.targets = [self.visit(t) for t in node.targets]
-        if len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            node.value = self._marked(node.value, node.targets[0].id, node.targets[0])
+        if len(node.targets) == 1 and (name := _dotted(node.targets[0])):
+            node.value = self._marked(node.value, name, node.targets[0])
             return node
         return [node, *self._all_again(node.targets)]
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
         if node.value is not None:
             value = self.visit(node.value)
-            node.value = (
-                self._marked(value, node.target.id, node.target) if isinstance(node.target, ast.Name) else value
-            )
+            name = _dotted(node.target)
+            node.value = self._marked(value, name, node.target) if name else value
         node.target = self.visit(node.target)
         return node
 

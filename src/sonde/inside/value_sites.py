@@ -8,14 +8,16 @@ For gradients and edits a value must pass through its site, and the program cont
 tuple, list or dict of arrays is rebuilt if nothing else refers to it, and only read otherwise: such a record has no
 gradient, and editing it is an error. An array whose numbers are known while a function is traced (a constant) is also
 only read, unless an edit runs, its numbers are floats, and it is JAX's: the program may write into one of NumPy.
-Objects that a library uses like arrays (`register_arrays`) are rebuilt too. Everything else is not a site, including
-modules and other objects that hold arrays; nor are the tangents in the rule of a derivative that is taken in reverse
-mode, which have no numbers.
+Objects that a library uses like arrays (`register_arrays`) are rebuilt too. Objects of other classes that JAX knows as
+pytrees, such as data classes of `chex` and `flax.struct`, are only read: their record is a dict of what is in them.
+Everything else is not a site, including modules, callables, and objects that JAX does not know; nor are the tangents in
+the rule of a derivative that is taken in reverse mode, which have no numbers.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import sys
@@ -28,7 +30,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
-from sonde.core import LEAF, CaptureState, Site, SiteTrace, as_now, check_scopes, through_site, with_capture_state
+from sonde.core import (
+    LEAF,
+    CaptureState,
+    Site,
+    SiteTrace,
+    as_now,
+    check_scopes,
+    module_kind,
+    through_site,
+    with_capture_state,
+)
 from sonde.errors import CaptureError
 from sonde.inside.same_object import note
 
@@ -154,7 +166,11 @@ def marked(
             references is None or references > _alone() or _has_attributes(value) or not _parts_are_alone(value)
         )
     else:
-        return value
+        leaves, tree = jax.tree.flatten(_fields_of(value), is_leaf=_is_leaf)
+        arrays = tuple(map(is_array, leaves))
+        if not any(arrays):
+            return value
+        statics, shared = tuple(x if type(x) in _KEPT else Other(x) for x, a in zip(leaves, arrays) if not a), True
     arrays_in_value = [x for x, a in zip(leaves, arrays) if a]
     if any(map(_jax.is_unknown_tangent, arrays_in_value)):
         return value
@@ -295,6 +311,27 @@ def _parts_are_alone(value: Any) -> bool:
         ):
             return False
     return True
+
+
+def _fields_of(value: Any, depth: int = 0) -> dict[str, Any] | None:
+    """What is in an object that JAX knows as a pytree, by name; None for all other objects, and for modules."""
+    if type(value) in NEVER or callable(value) or depth > _DEEP:
+        return None
+    if module_kind(value) is not None and not dataclasses.is_dataclass(value):
+        return None
+    try:
+        with with_capture_state(None):
+            parts, _ = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
+    except Exception:  # an object that is still being made
+        return None
+    if any(not path for path, _ in parts):  # no pytree
+        return None
+    fields: dict[str, Any] = {}
+    for (key,), part in parts:
+        name = str(getattr(key, "name", getattr(key, "key", key)))
+        inner = None if is_array(part) or _is_container(part) else _fields_of(part, depth + 1)
+        fields[name] = part if inner is None else inner
+    return fields
 
 
 def _has_attributes(value: Any) -> bool:

@@ -36,7 +36,7 @@ _MOST_AXES = 4  # of which a softmax is looked for: batch, heads, queries, keys
 
 def traits(array: Any) -> dict[str, Any]:
     """The traits of one array of one example; empty for arrays that are not of floating point."""
-    return _traits(array, 0, jnp)
+    return _traits(array, 0, jnp, array.dtype)
 
 
 def traits_of_rows(rows: HostRows, dtype: Any, *, gradient: bool = False, all_of_them: bool = True) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def traits_of_rows(rows: HostRows, dtype: Any, *, gradient: bool = False, all_of
         return {}
     with np.errstate(all="ignore"):
         if not rows.exponents:
-            return _traits(rows.array, len(rows.front), np)
+            return _traits(rows.array, len(rows.front), np, dtype)
         tiny = math.frexp(float(jnp.finfo(dtype).tiny))[1] - 1
         less = gradient and not all_of_them
         traits = rows.together([_of_row(row, by, rows.shape, tiny, less) for row, by in zip(rows.rows, rows.exponents)])
@@ -138,12 +138,13 @@ def _shares_along_other_axes(x: Any, lead: int, xp: Any) -> dict[str, Any]:
     return shares
 
 
-def _traits(array: Any, lead: int, xp: Any) -> dict[str, Any]:
+def _traits(array: Any, lead: int, xp: Any, dtype: Any) -> dict[str, Any]:
+    """The traits of an array whose numbers had this type before they became floats on the host."""
     if not jnp.issubdtype(array.dtype, jnp.inexact):
         return {}
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         array = xp.abs(array)
-    tiny = float(jnp.finfo(array.dtype).tiny)
+    tiny = float(jnp.finfo(dtype).tiny)
     x = array.astype(float_type(array.dtype))
     size = xp.abs(x)
     finite = xp.isfinite(x)

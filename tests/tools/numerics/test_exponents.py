@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from sonde.report.traits import traits, traits_of_rows
+from sonde.tools.numerics import exponents
 from sonde.tools.numerics.array_statistics import EDGES, NAMES, moments, moments_of_whole
 from sonde.tools.numerics.exponents import Exponents, HostRows
 
@@ -39,7 +40,9 @@ def rows(kind: str) -> np.ndarray:
 @pytest.mark.every(3)
 @pytest.mark.parametrize("kind", ["usual", "bad", "small", "shares"])
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float16])
-def test_the_host_makes_what_the_device_makes(kind: str, dtype: Any) -> None:
+@pytest.mark.parametrize("one_by_one", [True, False])
+def test_the_host_makes_what_the_device_makes(kind: str, dtype: Any, one_by_one: bool, monkeypatch: Any) -> None:
+    monkeypatch.setattr(exponents, "_FEW", 10 if one_by_one else 2)
     with np.errstate(all="ignore"):
         x = rows(kind).astype(dtype)
     for on_host, on_device in ((moments_of_whole, moments), (traits_of_whole, traits)):

@@ -5,7 +5,7 @@ A library is changed when a capture begins after the program has imported it. No
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -91,7 +91,30 @@ def share_masks(masking: ModuleType) -> Sequence[_jax.Change]:
     return _jax.Change(masking, "get_tensor_attr", mask_of), _jax.Change(masking, "set_tensor_attr", give_mask)
 
 
+class _OwnTraces:
+    """Numbers of traces by function, which grow only while no capture runs in the thread."""
+
+    def __init__(self, counter: MutableMapping[int, int]) -> None:
+        self._counter = counter
+
+    def __getitem__(self, function: int) -> int:
+        return self._counter[function]
+
+    def __setitem__(self, function: int, number: int) -> None:
+        if capture_state() is None:
+            self._counter[function] = number
+
+    def clear(self) -> None:
+        self._counter.clear()
+
+
+def _count_own_traces(asserts: ModuleType) -> Sequence[_jax.Change]:
+    """`chex.assert_max_traces` counts how often the program traces a function; what captures trace does not count."""
+    return [_jax.Change(asserts, "TRACE_COUNTER", _OwnTraces(asserts.TRACE_COUNTER))]
+
+
 _CHANGES: dict[str, Callable[[ModuleType], Sequence[_jax.Change]]] = {
+    "chex._src.asserts_internal": _count_own_traces,
     "equinox.internal._noinline": _call_at_once,
     "flax.core.axes_scan": _hide_trial_run,
     "keras.src.backend.common.masking": share_masks,

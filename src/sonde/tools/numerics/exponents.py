@@ -16,6 +16,10 @@ from typing import Any
 import numpy as np
 
 
+_FEW = 8
+_LONG = 4096
+
+
 def float_type(*dtypes: Any) -> np.dtype:
     """The type in which statistics of arrays of these types are computed: double precision if one of them has it."""
     return np.dtype(np.float64 if {np.dtype(np.float64), np.dtype(np.complex128)} & set(dtypes) else np.float32)
@@ -69,13 +73,16 @@ class Exponents:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HostRows:
-    """An array on the host as rows of floats. Statistics are computed row by row, so that a row stays in the cache.
+    """An array on the host as rows of floats.
+
+    Statistics of long rows are computed row by row, so that a row stays in the cache. Those of many short rows, as maps
+    over examples and units make, are computed together: a call for each would take longer than the numbers.
 
     Attributes:
         rows: Rows by numbers: float32, or float64 if the array is. For complex numbers, the magnitude.
         front: The axes of the array in front of a row.
         shape: The shape of a row in the array.
-        exponents: How many numbers of each row have each exponent; none for an array without numbers.
+        exponents: How many numbers of each row have each exponent; none if rows are not looked at one by one.
     """
 
     rows: np.ndarray
@@ -91,7 +98,8 @@ class HostRows:
         x = array.astype(float_type(array.dtype), order="C", copy=False)
         front, shape = x.shape[:lead], x.shape[lead:]
         rows = x.reshape(math.prod(front), math.prod(shape))
-        return cls(rows, front, shape, tuple(map(Exponents.of, rows)) if x.size else ())
+        one_by_one = x.size and (len(rows) <= _FEW or rows.shape[1] >= _LONG)
+        return cls(rows, front, shape, tuple(map(Exponents.of, rows)) if one_by_one else ())
 
     @property
     def array(self) -> np.ndarray:
