@@ -2,11 +2,11 @@
 
 The programs are those of `tests/why/package_programs.py`, in each of which one line makes a NaN or an Inf, in two ways;
 and those of `tests/why/package_misuses.py`, as many as are installed: solvers, samplers, optimizers, networks,
-simulators. A tool has named a fault if it names the line and the operation. Each package has a process of its own, in
-which every tool runs once, on a function that is made anew. Times are CPU time, which other work on the machine changes
-little; `run` is that of compiling and running the program itself.
+simulators. A tool has named a fault if it names the line and the operation. Every tool runs once, on a function that
+is made anew. Times are CPU time, which other work on the machine changes little; `run` is that of compiling and running
+the program itself.
 
-    python benchmarks/faults.py --jobs 2 --page docs/concepts/planted-faults.md
+    python benchmarks/faults.py --page docs/concepts/planted-faults.md
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ import argparse
 import collections
 import dataclasses
 import json
-import os
 import re
 import statistics
-import subprocess
 import sys
 import time
 import traceback
@@ -30,7 +28,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ("sonde", "jax_debug_nans", "checkify", "eqx.debug")
 NAMED, LINE, FOUND, DOUBT, WRONG, MISSED, FAILED = "named", "line", "found", "doubt", "wrong", "missed", "failed"
-_MOST_SECONDS = 1500
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -118,8 +115,8 @@ def with_equinox(f: Callable[..., Any], args: Sequence[Any], fault: Fault) -> tu
 
 def faults_of(package: str) -> Iterator[Fault]:
     """The faults in the programs of a package."""
-    from tests.why.package_misuses import MISUSES
-    from tests.why.package_programs import FAULTS, PROGRAMS, planted_line
+    from package_misuses import MISUSES
+    from package_programs import FAULTS, PROGRAMS, planted_line
 
     for number, (name, make) in enumerate(PROGRAMS.items()):
         if name.partition("_")[0] == package:
@@ -134,68 +131,55 @@ def faults_of(package: str) -> Iterator[Fault]:
 
 def packages() -> list[str]:
     """All packages that have programs."""
-    from tests.why.package_misuses import MISUSES
-    from tests.why.package_programs import PROGRAMS
+    from package_misuses import MISUSES
+    from package_programs import PROGRAMS
 
     return list(dict.fromkeys(name.partition("_")[0] for name in (*PROGRAMS, *MISUSES)))
 
 
-def try_package(package: str) -> None:
-    """Tries every fault in the programs of one package, and prints what the tools say, as lines of JSON."""
-    warnings.simplefilter("ignore")
+def try_fault(fault: Fault, tools: Sequence[str]) -> dict[str, Any]:
+    """What tools say of a fault: for each a verdict, the text, and the processor time."""
     import jax
 
     runs = dict(zip(TOOLS, (with_sonde, with_debug_nans, with_checkify, with_equinox)))
-    for fault in faults_of(package):
+    answers: dict[str, Any] = {}
+    for tool in tools:
+        f, args = fault.make()
+        jax.clear_caches()
+        started = time.process_time()
         try:
-            fault.make()
-        except Exception as error:  # a package that does not run with this JAX is left out
-            print(f"{fault.name}: {type(error).__name__}: {error}", file=sys.stderr)
-            continue
-        row: dict[str, Any] = {"package": package, "fault": fault.name}
-        for tool in ("run", *TOOLS):
-            f, args = fault.make()
-            jax.clear_caches()
-            started = time.process_time()
-            try:
-                if tool == "run":
-                    verdict, text = NAMED, ""
-                    jax.block_until_ready(f(*args))
-                else:
-                    verdict, text = runs[tool](f, args, fault)
-            except Exception as error:
-                verdict, text = FAILED, f"{type(error).__name__}: {str(error)[:120]}"
-            row[tool] = [verdict, text, time.process_time() - started]
-        print(json.dumps(row), flush=True)
+            if tool == "run":
+                verdict, text = NAMED, ""
+                jax.block_until_ready(f(*args))
+            else:
+                verdict, text = runs[tool](f, args, fault)
+        except Exception as error:
+            verdict, text = FAILED, f"{type(error).__name__}: {str(error)[:120]}"
+        answers[tool] = [verdict, text, time.process_time() - started]
+    return answers
 
 
-def rows_of(names: Sequence[str], jobs: int, file: Path | None) -> list[dict[str, Any]]:
-    """The lines of all programs, each of which has a process. Those in the file are not tried again."""
-    rows: list[dict[str, Any]] = []
+def tried(names: Sequence[str], tools: Sequence[str], file: Path | None) -> list[dict[str, Any]]:
+    """What tools say of the faults in some packages. What is in the file is not tried again, and the rest is added."""
+    rows: dict[str, dict[str, Any]] = {}
     if file is not None and file.exists():
-        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    running: dict[str, subprocess.Popen[str]] = {}
-    waiting = [name for name in names if not any(row["package"] == name for row in rows)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    while waiting or running:
-        while waiting and len(running) < jobs:
-            name = waiting.pop(0)
-            command = ["timeout", str(_MOST_SECONDS), sys.executable, __file__, "--only", name]
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-            running[name] = subprocess.Popen(command, env=environment, cwd=ROOT, **pipes)
-        for name, process in list(running.items()):
-            try:
-                out, errors = process.communicate(timeout=0.2)
-            except subprocess.TimeoutExpired:
+        rows = {(row := json.loads(line))["fault"]: row for line in file.read_text(encoding="utf-8").splitlines()}
+    for package in names:
+        for fault in faults_of(package):
+            row = rows.get(fault.name, {"package": package, "fault": fault.name})
+            left = [tool for tool in tools if tool not in row]
+            if not left:
                 continue
-            del running[name]
-            new = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-            rows += new
+            try:
+                fault.make()
+            except Exception as error:  # a package that does not run with this JAX is left out
+                print(f"{fault.name}: {type(error).__name__}: {error}", file=sys.stderr)
+                continue
+            rows[fault.name] = row | try_fault(fault, left)
+            print(fault.name, {tool: rows[fault.name][tool][0] for tool in left}, file=sys.stderr, flush=True)
             if file is not None:
-                file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-            last = (errors.strip().splitlines() or ["nothing was printed"])[-1]
-            print(f"{name}: {[row['sonde'][0] for row in new] or last}", file=sys.stderr, flush=True)
-    return rows
+                file.write_text("".join(json.dumps(row) + "\n" for row in rows.values()), encoding="utf-8")
+    return list(rows.values())
 
 
 def page_of(rows: Sequence[dict[str, Any]]) -> str:
@@ -254,23 +238,21 @@ def page_of(rows: Sequence[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=1, help="how many packages at a time")
     parser.add_argument("--page", type=Path, help="where to write the page; by default, it is printed")
     parser.add_argument("--rows", type=Path, help="all answers, as lines of JSON; a run goes on where it ended")
-    parser.add_argument("--only", help=argparse.SUPPRESS)
+    parser.add_argument("--tools", nargs="+", default=["run", *TOOLS], help="which tools to run; the page needs all")
     parser.add_argument("names", nargs="*", help="packages; by default, all that are installed")
     options = parser.parse_args()
-    sys.path.insert(0, str(ROOT))
-    if options.only:
-        try_package(options.only)
-        return
-    from tests.why.package_programs import is_installed
+    warnings.simplefilter("ignore")
+    from package_programs import is_installed
 
     names = options.names or [name for name in packages() if is_installed(name)]
-    rows = rows_of(names, options.jobs, options.rows)
-    page = page_of(rows)
-    options.page.write_text(page, encoding="utf-8") if options.page else print(page)
+    rows = tried(names, options.tools, options.rows)
+    if set(TOOLS) <= set(options.tools):
+        page = page_of(rows)
+        options.page.write_text(page, encoding="utf-8") if options.page else print(page)
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT / "tests" / "why"))  # packages install folders named `tests`
     main()

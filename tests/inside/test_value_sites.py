@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import struct
 
 import sonde
+from flax import struct
 
 X = jnp.linspace(0.1, 1.0, 4)
 

@@ -76,6 +76,12 @@ class _Swapped:
 _swapped: dict[int, _Swapped] = {}
 
 
+def code_as_written(function: object) -> CodeType | None:
+    """The code of a function whose code is replaced now, as it was before; None for all others."""
+    entry = _swapped.get(id(function))
+    return entry.own if entry is not None and entry.function() is function else None
+
+
 class Replacements:
     """The functions whose code one session has replaced.
 

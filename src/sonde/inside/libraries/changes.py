@@ -108,14 +108,23 @@ class _OwnTraces:
         self._counter.clear()
 
 
-def _count_own_traces(asserts: ModuleType) -> Sequence[_jax.Change]:
+def count_own_traces(asserts: ModuleType) -> Sequence[_jax.Change]:
     """`chex.assert_max_traces` counts how often the program traces a function; what captures trace does not count."""
     return [_jax.Change(asserts, "TRACE_COUNTER", _OwnTraces(asserts.TRACE_COUNTER))]
 
 
+def compile_as_written(bytecode: ModuleType) -> Sequence[_jax.Change]:
+    """Numba compiles the code that a function has without marks, whose blocks it does not know."""
+    from sonde.inside.code_swap import code_as_written
+
+    code_of = bytecode.get_code_object
+    return [_jax.Change(bytecode, "get_code_object", lambda function: code_as_written(function) or code_of(function))]
+
+
 _CHANGES: dict[str, Callable[[ModuleType], Sequence[_jax.Change]]] = {
-    "chex._src.asserts_internal": _count_own_traces,
+    "chex._src.asserts_internal": count_own_traces,
     "equinox.internal._noinline": _call_at_once,
     "flax.core.axes_scan": _hide_trial_run,
     "keras.src.backend.common.masking": share_masks,
+    "numba.core.bytecode": compile_as_written,
 }

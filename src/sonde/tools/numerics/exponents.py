@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-
 _FEW = 8
 _LONG = 4096
 
