@@ -120,6 +120,9 @@ def test_trouble_in_the_middle_keeps_what_is_there(server: Bucket, trouble):
         ("s3:///x", "names no bucket"),
         ("gs://", "names no bucket"),
         ("://x", "has the scheme ''"),
+        ("s3:/acts/run", r"is no URL: write s3://, or \./s3:/acts/run for a folder"),
+        ("gs:acts", "is no URL: write gs://"),
+        ("s3\0", "cannot be the name of a folder"),
     ],
 )
 def test_addresses_that_are_none(address, said):

@@ -419,7 +419,7 @@ def test_links_are_followed_once(tmp_path):
     assert store.open(tmp_path / "first")["h"].shape == (6, 3) and not list((tmp_path / "second").iterdir())
 
 
-@pytest.mark.parametrize("name", ["", "a\\b", "x" * 300])
+@pytest.mark.parametrize("name", ["", "a\\b", "x" * 300, "a\0b"])
 def test_names_that_no_folder_has(tmp_path, name):
     with pytest.raises(StoreError, match="cannot be the name of a folder"):
         store.open(tmp_path / name if name else "")

@@ -15,7 +15,7 @@ from typing import Any
 
 from sonde import _extras
 from sonde.errors import StoreError
-from sonde.store.format.storage import Storage
+from sonde.store.format.storage import SCHEMES, Storage
 
 _LONGEST = 255 - len(".__lock")  # characters of a name
 _INTERRUPTED = 10.0  # seconds
@@ -59,12 +59,17 @@ class Folder:
         self.name = os.fspath(where)
         self._storage = storage or Storage()
         path = self.name.removeprefix("file://")
+        scheme, colon, _ = path.partition(":")
+        if colon and scheme in SCHEMES and "://" not in path:  # what is meant for a bucket would be on this machine
+            raise StoreError(f"{self.name!r} is no URL: write {scheme}://, or ./{path} for a folder of that name")
+        if not path or "\\" in path or "\0" in path:
+            raise StoreError(f"{self.name!r} cannot be the name of a folder")
         self._contexts: dict[int, Any] = {}
         # Links are followed once, so that all files of a harvest go to one folder.
         self._local = None if "://" in path else Path(os.path.realpath(path))
         if self._local is None:
             self._storage.kvstore(self.name)
-        elif not path or "\\" in path or len(self._local.name) > _LONGEST:
+        elif len(self._local.name) > _LONGEST:
             raise StoreError(f"{self.name!r} cannot be the name of a folder")
         elif self._local.exists() and not self._local.is_dir():
             raise StoreError(f"{self.name!r} is a file: a store is a folder")
