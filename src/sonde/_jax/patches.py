@@ -545,23 +545,18 @@ def opaque_calls(changed: Callable[[Any], Any], before_compiled: Callable[[], No
 
         return rule
 
-    call = jax.stages.Compiled.__call__
+    def announced(plain: Any) -> Any:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            before_compiled()
+            return plain(self, *args, **kwargs)
 
-    def compiled_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before_compiled()
-        return call(self, *args, **kwargs)
-
-    call_exported = Exported.call
-
-    def exported_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before_compiled()
-        return call_exported(self, *args, **kwargs)
+        return call
 
     primitives = (_callback.pure_callback_p, _callback.io_callback_p, _debugging.debug_callback_p)
     return InPlace(
         *[Change(_pe.custom_staging_rules, primitive, staged(primitive)) for primitive in primitives],
-        Change(jax.stages.Compiled, "__call__", compiled_call),
-        Change(Exported, "call", exported_call),
+        Change(jax.stages.Compiled, "__call__", announced(jax.stages.Compiled.__call__)),
+        Change(Exported, "call", announced(Exported.call)),
     )
 
 
@@ -591,7 +586,7 @@ def maps_told_apart(matters: Callable[[Any], bool]) -> InPlace:
     size, values recorded inside would seem to have the axis that came first. `matters` says for which
     jaxprs this is needed; all others are batched as usual.
     """
-    batch, batch_jaxpr, batch_jaxpr_axes = _batching.batch, _batching.batch_jaxpr2, _batching.batch_jaxpr_axes
+    batch = _batching.batch
     names = [field.name for field in dataclasses.fields(_batching.AxisData)]
 
     # An axis that has its number already comes from a rule that maps a function inside.
@@ -603,17 +598,18 @@ def maps_told_apart(matters: Callable[[Any], bool]) -> InPlace:
             return CallOfMap(batched, len(mapped.path) - 1) if mapped.program is RUNNING else batched
         return batch(fun, axis_data, *rest, **options)
 
-    def as_needed(jaxpr: Jaxpr, axis_data: AxisData) -> Any:
-        return axis_data.plain if type(axis_data) is NumberedAxis and not matters(jaxpr) else axis_data
+    def numbered_as_needed(plain: Any) -> Any:
+        def batch_program(jaxpr: Any, axis_data: AxisData, *rest: Any) -> Any:
+            if type(axis_data) is NumberedAxis and not matters(jaxpr):
+                axis_data = axis_data.plain
+            return plain(jaxpr, axis_data, *rest)
 
-    def new_batch_jaxpr(jaxpr: Any, axis_data: AxisData, *rest: Any) -> Any:
-        return batch_jaxpr(jaxpr, as_needed(jaxpr, axis_data), *rest)
-
-    def new_batch_jaxpr_axes(jaxpr: Jaxpr, axis_data: AxisData, *rest: Any) -> Any:
-        return batch_jaxpr_axes(jaxpr, as_needed(jaxpr, axis_data), *rest)
+        return batch_program
 
     return InPlace(
         Change(_batching, "batch", new_batch),
-        Change(_batching, "batch_jaxpr2", new_batch_jaxpr),
-        Change(_batching, "batch_jaxpr_axes", new_batch_jaxpr_axes),
+        *[
+            Change(_batching, name, numbered_as_needed(getattr(_batching, name)))
+            for name in ("batch_jaxpr2", "batch_jaxpr_axes")
+        ],
     )
