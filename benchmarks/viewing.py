@@ -170,9 +170,13 @@ def in_browser() -> list[Row]:
         usable = min(show(tree, subject="large") for _ in range(TURNS))
         show("/arrays/.test(document.getElementById('status').textContent)", subject="large")  # all is drawn
         filtered = driver.execute_script(
-            "const f = document.getElementById('filter'), start = performance.now(); f.value = '1249/d';"
-            "f.dispatchEvent(new Event('input')); document.getElementById('tree').getBoundingClientRect();"
-            "return (performance.now() - start) / 1000"
+            "const f = document.getElementById('filter'); let best = Infinity;"
+            "for (let turn = 0; turn < 2 * arguments[0]; turn++) { const start = performance.now();"
+            "  f.value = turn % 2 ? '1249/d' : ''; f.dispatchEvent(new Event('input'));"
+            "  document.getElementById('tree').getBoundingClientRect();"
+            "  if (turn % 2) best = Math.min(best, performance.now() - start); }"
+            "return best / 1000",
+            TURNS,
         )
         show("document.querySelector('canvas.timeline')", subject="run.jsonl")
         frames = driver.execute_async_script(

@@ -244,7 +244,7 @@ export class RunPage {
       const columns = members.map((name) => this.line(this.name, name));
       const from = Math.min(...columns.map((column) => column.x[0] ?? Infinity));
       const to = Math.max(...columns.map((column) => column.x[column.x.length - 1] ?? -Infinity));
-      const bins = Math.min(BINS, Math.ceil(this.context.width() / 16), Math.max(...columns.map((column) => column.x.length), 1));
+      const bins = Math.min(BINS, Math.max(...columns.map((column) => column.x.length), 1));
       const values = columns.map(({ x, y }) => {
         const [sum, count] = [new Array(bins).fill(0), new Array(bins).fill(0)];
         x.forEach((step, i) => {
