@@ -335,7 +335,6 @@ function heatMap(panel) {
       },
     }),
   );
-  // On a phone it scrolls: made smaller, its texts could not be read.
   return el("div", {}, scaleLegend(scale, finite.length < rows * columns), el("div", { class: "scroll-x", tabindex: "0" }, root));
 }
 
