@@ -177,9 +177,33 @@ TOOLS: dict[str, Callable[[Asked], Any]] = {
     "trace_back": lambda a: tools.trace_back(a.f, lambda y: y > 1e9)(a.text),
     "compare": lambda a: tools.compare(a.f, a.f)(a.text),
     "probe": lambda a: tools.probe({"h": np.outer(np.arange(40.0), a.vector)}, np.arange(40) % 2),
+    "attention_heads": lambda a: tools.attention_heads(a.f, "blocks/*/attn/weights")(a.text).induction,
+    "logit_attribution": lambda a: tools.logit_attribution(
+        a.f, "blocks/*/attn/out", residual="blocks/2/out", readout=readout, metric=lambda y: y[0, 3] - y[0, 2]
+    )(a.text),
+    "qk_attribution": lambda a: (
+        tools.qk_attribution(
+            a.f, "blocks/1/attn", head=1, query=4, key=2, senders=("embedded", "blocks/0/*/out"), split={}
+        )(a.text).table
+    ),
+    "interchange": lambda a: tools.interchange(a.f, "blocks/1/out", directions=a.vector[None])(a.text, a.other),
+    "interchange that is trained": lambda a: (
+        tools.interchange(a.f, "blocks/1/out").train([((a.text,), (a.other,), np.array([3]))], size=1, steps=2).losses
+    ),
+    "curve of edges": lambda a: (
+        tools.attribute_edges(a.f, "blocks/*/attn/out", "blocks/*/mlp_in", metric=metric, baseline=(a.other,))(a.text)
+        .curve([0, 0.5])
+        .faithfulness
+    ),
+    "compare_parameters": lambda a: str(tools.compare_parameters({"w": np.outer(a.vector, a.vector)}, {"w": a.vector})),
+    "map_parameters": lambda a: str(tools.map_parameters({"w": np.outer(a.vector, a.vector)}, {"v": a.vector})),
     "logit_effects": lambda a: tools.logit_effects(a.vector[None], unembed, k=3),
     "example_grad_norms": lambda a: tools.example_grad_norms(loss)(a.vector, a.vector[None] * 2),
 }
+
+
+# Its gradients are those of programs that are traced at each call, and JAX compiles the loops of such a program anew.
+COMPILED_AGAIN = {("scan", "compare"): 4}
 
 
 @functools.cache
@@ -196,7 +220,7 @@ def test_a_tool_that_is_made_anew_compiles_nothing(kind: str, name: str, compila
     for i in range(3):
         compilations.clear()
         jax.block_until_ready(jax.tree.leaves(TOOLS[name](Asked(f, TEXTS[i], TEXTS[i + 1], VECTORS[i]))))
-    assert compilations == []
+    assert len(compilations) <= COMPILED_AGAIN.get((kind, name), 0)
 
 
 @pytest.mark.every(2)
@@ -223,8 +247,11 @@ def test_a_model_that_is_not_jitted_compiles_no_more_than_without(kind: str, com
 def test_every_tool_is_here() -> None:
     are_functions = {name for name in tools.__all__ if name[0].islower()}
     elsewhere = {
-        "logit_attribution", "attention_heads", "qk_attribution",  # their captures read the tokens: a program for each
-        "assert_same_program", "compare_training", "compare_parameters", "map_parameters", "torch_records",
-        "monitor", "saved_residuals", "statistics", "interchange",
-    }  # fmt: skip
+        "assert_same_program",  # is `compare`
+        "saved_residuals",  # only traces
+        "statistics",  # of a whole data set: one program for each call
+        "compare_training",  # compares steps that change their arguments, each by `compare`
+        "torch_records",  # has no program of JAX
+        "monitor",  # is part of the user's step
+    }
     assert are_functions - elsewhere == are_functions & {name.split()[0] for name in TOOLS}

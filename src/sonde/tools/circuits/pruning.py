@@ -7,6 +7,7 @@ that the metric grows with the number of edges.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
@@ -86,7 +87,7 @@ class Pruned:
         self.pairs: frozenset[Pair] = frozenset((senders[s], receivers[r]) for s, r in numbers)
         self._exists, self._calls = exists, calls
         self._output, self._baseline = output, baseline
-        self._with_sets = JitByStaticPart(lambda rest, arrays, cuts: _metrics(asked, rest, arrays, cuts))
+        self._with_sets = JitByStaticPart.shared(functools.partial(_metrics, asked))
 
     def faithfulness(self, kept: Collection[Pair]) -> float:
         """How faithful the program is with these edges alone."""

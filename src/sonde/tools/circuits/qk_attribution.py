@@ -155,7 +155,7 @@ def qk_attribution(
     site = reads if reads is not None else f"{above}/attn_in" if above else "attn_in"
     constant = check_patterns(frozen, _VERB)
     asked = _Asked(attention, site, sending, axes, constant, inside_request(inside))
-    compiled = JitByStaticPart(functools.partial(_parts, asked))
+    compiled = JitByStaticPart.shared(functools.partial(_parts, asked), f)
 
     def explained(*args: P.args, **kwargs: P.kwargs) -> QKAttribution:
         parts: _Parts = jax.device_get(compiled(*static_and_arrays((f, args, kwargs), asked.inside)))

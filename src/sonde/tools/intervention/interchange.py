@@ -125,10 +125,9 @@ class Interchange:
         width = self._width(examples[0][0])
         if not 1 <= size <= width:
             raise ValueError(f"{_VERB}: size is from 1 to {width}, the width of the value, got {size}")
-        optimizer = optax.adam(optax.cosine_decay_schedule(learning_rate, steps))
-        step = JitByStaticPart(functools.partial(_step, self._asked, optimizer))
+        step = JitByStaticPart.shared(functools.partial(_step, self._asked, learning_rate, steps), self.f)
         free = jax.random.normal(jax.random.key(seed), (width, size)) / width**0.5
-        state, losses = optimizer.init(free), []
+        state, losses = _optimizer(learning_rate, steps).init(free), []
         for number in range(steps):
             (static, arrays), wanted = examples[number % len(examples)]
             free, state, loss = step(static, arrays, free, state, wanted)
@@ -247,8 +246,9 @@ def interchange(
         if rows.ndim != 2 or np.linalg.matrix_rank(np.asarray(rows)) < len(rows):
             raise ValueError(f"{_VERB}: directions= are independent rows of a matrix, got the shape {list(rows.shape)}")
         rows = _orthogonal(rows.T)
-    asked = _Asked(chosen, positions, position_axis, logits or _last_logits, inside_request(inside))
-    run, right = (JitByStaticPart(functools.partial(traced, asked)) for traced in (_exchanged, _is_right))
+    fixed = positions if positions is None or callable(positions) else tuple(np.ravel(positions).tolist())
+    asked = _Asked(chosen, fixed, position_axis, logits or _last_logits, inside_request(inside))
+    run, right = (JitByStaticPart.shared(functools.partial(traced, asked), f) for traced in (_exchanged, _is_right))
     return Interchange(f, rows, (), asked, run, right)
 
 
@@ -357,9 +357,14 @@ def _is_right(asked: _Asked, static: StaticPart, arrays: list[Any], directions: 
     return jnp.argmax(_class_logits(asked, static, arrays, directions, wanted), -1) == wanted
 
 
+def _optimizer(learning_rate: float, steps: int) -> optax.GradientTransformation:
+    return optax.adam(optax.cosine_decay_schedule(learning_rate, steps))
+
+
 def _step(
     asked: _Asked,
-    optimizer: optax.GradientTransformation,
+    learning_rate: float,
+    steps: int,
     static: StaticPart,
     arrays: list[Any],
     free: jax.Array,
@@ -371,5 +376,5 @@ def _step(
         return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, wanted))
 
     number, slope = jax.value_and_grad(loss)(free)
-    updates, state = optimizer.update(slope, state, free)
+    updates, state = _optimizer(learning_rate, steps).update(slope, state, free)
     return optax.apply_updates(free, updates), state, number
