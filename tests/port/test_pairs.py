@@ -77,12 +77,19 @@ def forms(layer: Any, weights: dict[str, Any]) -> dict[str, Callable[..., Any]]:
     def scan(x: Any, factors: Any = ones, body: Any = layer) -> Any:
         return lax.scan(lambda c, w: (body(c, *w), None), x, (weights, factors))[0]
 
+    mesh = jax.make_mesh((ROWS,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    by_rows, whole = jax.sharding.PartitionSpec("rows"), jax.sharding.PartitionSpec()
+    on_mesh = lambda x: jax.device_put(x, jax.sharding.NamedSharding(mesh, by_rows))
+    sharded = jax.shard_map(loop, mesh=mesh, in_specs=(by_rows, whole), out_specs=by_rows)
+
     return {
         "loop": loop,
         "list": listed,
         "scan": scan,
         "jit": jax.jit(loop),
         "remat": lambda x, factors=ones: scan(x, factors, jax.checkpoint(layer)),
+        "mesh": lambda x, factors=ones: jax.jit(scan)(on_mesh(x), factors),
+        "shard_map": lambda x, factors=ones: sharded(x, factors),
         "vmap": lambda x, factors=ones: jax.vmap(lambda row: loop(row, factors))(x),
     }
 

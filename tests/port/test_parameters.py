@@ -104,3 +104,36 @@ def test_gradients_of_fused_weights_are_compared():
     assert right.first is None and not right.unchecked and sum(d.gradient for d in right.results) == 3
     wrong = compare(apart, lambda x: together(x, stopped=True))(x)
     assert wrong.first is not None and wrong.first.gradient and "weight" in wrong.first.path
+
+
+def test_fused_arrays_in_a_stack():
+    """A scan over layers whose queries and keys are one projection, as in a port of separate modules."""
+    named = {f"layers.{i}.{part}.weight": RNG.normal(size=(3, 4)).astype(np.float32) for i in range(2) for part in "qk"}
+    named |= {f"layers.{i}.{part}.bias": RNG.normal(size=3).astype(np.float32) for i in range(2) for part in "qk"}
+    fused = {
+        "kernel": np.stack([np.concatenate([named[f"layers.{i}.{part}.weight"] for part in "qk"]).T for i in range(2)]),
+        "bias": np.stack([np.concatenate([named[f"layers.{i}.{part}.bias"] for part in "qk"]) for i in range(2)]),
+    }
+    found = map_parameters(named, fused)
+    assert found.missing == found.surplus == ()
+    assert ("layers.1.k.weight", "kernel[1][:, 3:6]", "transposed (1, 0)") in found.rows()
+    run: dict = {"np": np}
+    exec(found.code(), run)
+    for name, array in run["ported"](named).items():
+        np.testing.assert_array_equal(array, fused[name])
+
+    def separate(x):
+        for i in range(2):
+            q, k = (x @ named[f"layers.{i}.{p}.weight"].T + named[f"layers.{i}.{p}.bias"] for p in "qk")
+            x = jnp.concatenate([jnp.tanh(q) * k, x[:, 3:]], -1)
+        return x
+
+    def scanned(x):
+        def layer(x, w):
+            q, k = jnp.split(x @ w["kernel"] + w["bias"], 2, -1)
+            return jnp.concatenate([jnp.tanh(q) * k, x[:, 3:]], -1), None
+
+        return jax.lax.scan(layer, x, fused)[0]
+
+    same = compare(separate, scanned)(RNG.normal(size=(5, 4)).astype(np.float32))
+    assert same.first is None and not same.unchecked and sum(d.gradient for d in same.results) == 9

@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 from tests.port.test_pairs import LAYERS, forms, generated
 
+from sonde.port.rounding import rounded_otherwise
 from sonde.port.widening import Known, widened
 from sonde.programs.traced import trace
 from sonde.tools import compare
@@ -117,3 +118,24 @@ def test_every_kind_of_inner_program() -> None:
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
     bits = lax.bitcast_convert_type(X.astype(jnp.bfloat16), jnp.uint16)
     np.testing.assert_array_equal(wide(*wide.values)[2], bits)
+
+
+def test_programs_of_shards() -> None:
+    """What runs on a mesh alone, such as a sum over it, is not traced without it."""
+    mesh = jax.make_mesh((4,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    by_rows = jax.sharding.PartitionSpec("rows")
+
+    def net(x: Any, dtype: Any) -> Any:
+        part = lambda x: jnp.tanh(lax.scan(lambda c, _: (c * dtype(1.5), None), x, length=2)[0]) / lax.psum(x, "rows")
+        return jax.shard_map(part, mesh=mesh, in_specs=by_rows, out_specs=by_rows)(x.astype(dtype))
+
+    x = jnp.abs(X) + 1
+    for f in (net, jax.grad(lambda x, dtype: net(x, dtype).sum())):
+        exact = trace(lambda x: f(x, jnp.float32), (x,), {})
+        for draw in range(2):
+            moved = rounded_otherwise(exact, draw)[0]
+            assert not np.array_equal(moved, f(x, jnp.float32))
+            np.testing.assert_allclose(moved, f(x, jnp.float32), rtol=1e-5, atol=1e-6)
+        rough = trace(lambda x: f(x, jnp.bfloat16), (x,), {})
+        wide = widened(rough, Known.of(exact))
+        np.testing.assert_allclose(wide(*wide.values)[0], f(x, jnp.float32), rtol=1e-5, atol=1e-6)

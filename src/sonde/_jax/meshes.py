@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ __all__ = [
     "laid_out_as",
     "numbers_along",
     "on_mesh_around",
+    "over_shards",
     "repeated_like",
     "spec_of_shard",
     "type_on_mesh_around",
@@ -43,6 +44,18 @@ def bind_shard_map(primitive: Primitive, trace: Trace, fun: Callable, args: Sequ
         params["debug_info"] = params["debug_info"].with_unknown_names()
     avals = [typeof(x) for x in args]
     return primitive.bind_with_trace(trace, tuple(args), avals, params)
+
+
+def over_shards(params: Mapping[str, Any], fun: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+    """A function mapped over shards as the equation of a shard_map with these parameters maps its program."""
+    return jax.shard_map(
+        lambda *shards: tuple(fun(*shards)),
+        mesh=params["mesh"],
+        in_specs=tuple(params["in_specs"]),
+        out_specs=tuple(params["out_specs"]),
+        axis_names=set(params["newly_manual_axes"]),
+        check_vma=params["check_vma"],
+    )
 
 
 def flat_tree(values: Sequence[Any], aux: Any) -> Any:

@@ -15,6 +15,8 @@ from sonde.port.difference import epsilon, wide
 from sonde.port.layouts import Layout, arranged
 from sonde.port.prints import Print, Prints, print_of
 
+_MOST_LAYERS = 256
+
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Part:
@@ -24,19 +26,33 @@ class Part:
         rows: Their numbers.
         axis: The axis that they are on.
         dropped: Whether the axis is gone: there is one row.
+        layer: Of which array of a stack they are rows; None if the array is no stack.
     """
 
     rows: tuple[int, ...]
     axis: int = 0
     dropped: bool = False
+    layer: int | None = None
 
     def of(self, array: np.ndarray) -> np.ndarray:
         """These rows of an array."""
-        return array.take(self.rows[0], self.axis) if self.dropped else array.take(self.rows, self.axis)
+        return self._whole(array)[self._index]
+
+    def put(self, array: np.ndarray, rows: np.ndarray) -> None:
+        """Sets these rows of an array."""
+        self._whole(array)[self._index] = rows
+
+    def _whole(self, array: np.ndarray) -> np.ndarray:
+        return array if self.layer is None else array[self.layer]
+
+    @property
+    def _index(self) -> tuple[Any, ...]:
+        return (slice(None),) * self.axis + (self.rows[0] if self.dropped else list(self.rows),)
 
     def code(self, name: str) -> str:
         """These rows as an expression."""
         first, n = self.rows[0], len(self.rows)
+        name = name if self.layer is None else f"{name}[{self.layer}]"
         if self.dropped:
             return f"{name}[{', '.join([':'] * self.axis + [str(first)])}]"
         step = self.rows[1] - first if n > 1 else 1
@@ -107,27 +123,43 @@ def _rows_of_stacks(arrays: Mapping[int, np.ndarray], stacks: Mapping[int, np.nd
 
 
 def _rows_of_fused(arrays: Mapping[int, np.ndarray], fused: Mapping[int, np.ndarray]) -> Found:
-    """Arrays that are several rows or columns of others, in any order, such as one projection of three."""
-    for k, whole in fused.items():
-        for axis in range(whole.ndim if whole.ndim <= 2 else 0):
-            length = whole.size // whole.shape[axis]
-            rows = np.moveaxis(whole, axis, 0).reshape(-1, length)
-            positions = {row.tobytes(): number for number, row in enumerate(rows)}
-            if len(positions) < len(rows):
-                continue  # rows cannot be told apart
-            for i, x in arrays.items():
-                if x.size >= whole.size or x.size % length or x.dtype != whole.dtype:
-                    continue
-                n = x.size // length
-                for turned in (False, True):
-                    as_rows = x.reshape(length, n).T if turned else x.reshape(n, length)
-                    numbers = [positions.get(row.tobytes()) for row in np.ascontiguousarray(as_rows)]
-                    if None not in numbers and n > 1:
-                        axes = (1, 0) if whole.ndim == 2 and turned == (axis == 0) else None
-                        shape = (length, n) if turned else (n, length)
-                        after = None if x.shape == (shape if whole.ndim == 2 else (n,)) else x.shape
-                        yield i, k, Part(tuple(numbers), axis), Layout(axes=axes, after=after)  # type: ignore[arg-type]
-                        break
+    """Arrays that are several rows or columns of others, or of one array of a stack, in any order.
+
+    Such as one projection of three.
+    """
+    for k, array in fused.items():
+        n_layers = len(array) if array.ndim > 1 and len(array) <= _MOST_LAYERS else 0
+        for layer in (None, *range(n_layers)):
+            whole = array if layer is None else array[layer]
+            smaller = {i: x for i, x in arrays.items() if x.size < whole.size and x.dtype == whole.dtype}
+            for axis in range(whole.ndim if whole.ndim <= 2 else 0):
+                for i, rows, layout in _rows_along(whole, axis, smaller):
+                    yield i, k, Part(rows, axis, layer=layer), layout
+
+
+def _rows_along(
+    whole: np.ndarray, axis: int, arrays: Mapping[int, np.ndarray]
+) -> Iterator[tuple[int, tuple[int, ...], Layout]]:
+    """The arrays that are rows of another along an axis, the numbers of these rows, and their layout."""
+    length = whole.size // whole.shape[axis]
+    arrays = {i: x for i, x in arrays.items() if x.size % length == 0}
+    if not arrays:
+        return
+    positions = {row.tobytes(): n for n, row in enumerate(np.moveaxis(whole, axis, 0).reshape(-1, length))}
+    if len(positions) < whole.shape[axis]:
+        return  # rows cannot be told apart
+    for i, x in arrays.items():
+        n = x.size // length
+        for turned in (False, True):
+            as_rows = x.reshape(length, n).T if turned else x.reshape(n, length)
+            numbers = [positions.get(row.tobytes()) for row in np.ascontiguousarray(as_rows)]
+            found = tuple(number for number in numbers if number is not None)
+            if len(found) == n > 1:
+                axes = (1, 0) if whole.ndim == 2 and turned == (axis == 0) else None
+                shape = (length, n) if turned else (n, length)
+                after = None if x.shape == (shape if whole.ndim == 2 else (n,)) else x.shape
+                yield i, found, Layout(axes=axes, after=after)
+                break
 
 
 def _same_arrays(

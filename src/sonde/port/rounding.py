@@ -67,9 +67,11 @@ class Interpreter:
         for eqn in opened.eqns:
             values = [read(v) for v in eqn.invars]
             called = self.program_of_call(eqn)
-            if called is not None:
+            sharded = eqn.primitive is _jax.shard_map_p  # its program only runs on the mesh
+            if called is not None or sharded:
+                inner = functools.partial(self.run, eqn.params["jaxpr"] if sharded else called)
                 with _jax.surroundings(eqn.ctx, eqn.source_info):
-                    outs = self.run(called, *values)
+                    outs = _jax.over_shards(eqn.params, inner)(*values) if sharded else inner(*values)
             else:
                 outs = self.equation(eqn, values)
             env.update(zip(eqn.outvars, outs))

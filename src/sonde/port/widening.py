@@ -161,8 +161,7 @@ def _exactly(arrays: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> dict
                 continue
             whole = values.setdefault(m.first, np.full(own.shape, np.nan, WIDE))
             assert m.part is not None
-            rows = (slice(None),) * m.part.axis + (m.part.rows[0] if m.part.dropped else list(m.part.rows),)
-            whole[rows] = m.layout.inverse(m.part.of(own).shape).of(other)
+            m.part.put(whole, m.layout.inverse(m.part.of(own).shape).of(other))
         values |= _mostly(
             arrays, {i for i, x in enumerate(arrays) if x.dtype == dtype} - values.keys(), others, rounded
         )
