@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import config
+from jax._src import config, source_info_util
 from jax._src.array import ArrayImpl
 from jax._src.lax import lax, slicing
 
@@ -91,6 +91,8 @@ def _quick(usual: Callable[..., Any], move: Callable[..., Any]) -> Callable[...,
 
 def use_quick_moves() -> None:
     """From now on, in this process."""
+    # JAX keeps the programs of its own functions, with the lines that traced them first.
+    source_info_util.register_exclusion(__file__)
     moves = {
         lax.broadcast_in_dim_p: _broadcast,
         lax.reshape_p: _reshape,

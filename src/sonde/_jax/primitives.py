@@ -107,12 +107,12 @@ CALLS = frozenset(
 )
 
 
-def facts_of(primitive: Primitive) -> Facts:
+def facts_of(primitive: Primitive | str) -> Facts:
     """What a primitive does, given itself or its name."""
     return _TABLE.get(primitive if isinstance(primitive, str) else primitive.name, _UNKNOWN)
 
 
-def moved_operands(primitive: Primitive, position: int, n_operands: int) -> range | tuple[int, ...]:
+def moved_operands(primitive: Primitive | str, position: int, n_operands: int) -> range | tuple[int, ...]:
     """The operands whose elements are the elements of a result; empty if it is computed.
 
     Args:
@@ -126,7 +126,7 @@ def moved_operands(primitive: Primitive, position: int, n_operands: int) -> rang
     return range(n_operands) if facts.data is None else facts.data
 
 
-def only_moves(primitive: Primitive) -> bool:
+def only_moves(primitive: Primitive | str) -> bool:
     """Whether a primitive puts elements elsewhere, whatever they are: it neither computes nor picks."""
     facts = facts_of(primitive)
     return facts.data != () and not facts.picks
