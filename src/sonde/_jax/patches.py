@@ -608,8 +608,6 @@ def maps_told_apart(matters: Callable[[Any], bool]) -> InPlace:
 
     return InPlace(
         Change(_batching, "batch", new_batch),
-        *[
-            Change(_batching, name, numbered_as_needed(getattr(_batching, name)))
-            for name in ("batch_jaxpr2", "batch_jaxpr_axes")
-        ],
+        Change(_batching, "batch_jaxpr2", numbered_as_needed(_batching.batch_jaxpr2)),
+        Change(_batching, "batch_jaxpr_axes", numbered_as_needed(_batching.batch_jaxpr_axes)),
     )
