@@ -117,6 +117,41 @@ def reading(folder: Path) -> list[Row]:
     ]
 
 
+def cached(folder: Path, width: int, rows: int) -> list[Row]:
+    """Minibatches from files in the system's cache, in processor time: other programs do not change it much."""
+    rng = np.random.default_rng(0)
+    batches = [rng.standard_normal((8192, width)).astype(np.float16) for _ in range(rows >> 13)]
+    store.harvest(lambda x: sonde.sow(x, "h"), batches, folder / f"{width}", progress=False)
+    np.concatenate(batches).tofile(folder / f"memmap{width}")
+    file = np.memmap(folder / f"memmap{width}", np.float16, "r", shape=(rows, width))
+    drawn = {
+        verify: store.open(folder / f"{width}", verify=verify).batches(
+            1024, shuffle=True, epochs=None, window=rows // 3
+        )
+        for verify in (True, False)
+    }
+    order = rng.permutation(rows).reshape(-1, 1024)
+    uses: dict[str, Any] = {
+        "verified": lambda i: next(drawn[True]),
+        "unverified": lambda i: next(drawn[False]),
+        "memmap": lambda i: file[order[i]],
+    }
+    times: dict[str, list[float]] = {name: [] for name in uses}
+    for _ in range(9):
+        for name, use in uses.items():
+            start = time.process_time()
+            for i in range(len(order)):
+                use(i)
+            times[name].append(time.process_time() - start)
+    best = {name: min(seen[1:]) for name, seen in times.items()}
+    detail = ", ".join(f"{name} {seconds / rows * 1e6:.3f} µs a row" for name, seconds in best.items())
+    what = f"cached rows of {2 * width} bytes, processor time"
+    return [
+        Row(f"{what}: minibatches against a memmap", best["verified"] / best["memmap"], 1.0, detail=detail),
+        Row(f"{what}: verified against not", best["verified"] / best["unverified"], 1.05),
+    ]
+
+
 def forget(file: Path) -> None:
     """Drops a file from the page cache, so that reading it means reading the disk."""
     descriptor = os.open(file, os.O_RDONLY)
@@ -137,10 +172,11 @@ def memory() -> list[Row]:
 
 
 def measure() -> list[Row]:
-    """All parts, or the one that the command line names: `throughput`, `reading` or `memory`."""
+    """All parts, or the one that the command line names: `throughput`, `reading`, `cached` or `memory`."""
     parts = {
         "throughput": lambda: [*throughput(folder), *disk(folder)],
         "reading": lambda: reading(folder),
+        "cached": lambda: [*cached(folder, 64, 1 << 18), *cached(folder, 768, 1 << 16)],
         "memory": memory,
     }
     chosen = [name for name in parts if name in sys.argv] or list(parts)
