@@ -105,6 +105,12 @@ def test_what_is_not_there_is_not_shown_as_something_else(ask: Callable[..., Any
     for position in (6, -7):
         with pytest.raises(ValueError, match=f"6 tokens, and none at position {position}"):
             ask("attribution", explained={"position": position})
+    for token in (-1, 40):  # JAX would take the nearest token that there is
+        for explained in ({"token": token}, {"token": 1, "against": token}):
+            with pytest.raises(ValueError, match=f"tokens 0 to 39, and no token {token}"):
+                ask("attribution", explained=explained)
+    with pytest.raises(ValueError, match="tokens 0 to 39, and no token 41"):
+        ask("read", prompt="3 41 2")
 
 
 def test_gradients_are_those_of_the_tool(ask: Callable[..., Any], model: models.Decoder) -> None:

@@ -111,7 +111,17 @@ def test_hostile_names_stay_text(client: TestClient) -> None:
 
 def test_what_is_no_question_is_not_answered(client: TestClient) -> None:
     with client.websocket_connect("/ws?token=secret") as socket:
-        for text in ("", "{", "[]", "{}", '{"id": "x", "op": 1}', '{"op": "hello"}', "null"):
+        for text in (
+            "",
+            "{",
+            "[]",
+            "{}",
+            "[" * 5000,
+            '{"id": 1e999, "op": "hello"}',
+            '{"id": "x", "op": 1}',
+            '{"op": "hello"}',
+            "null",
+        ):
             socket.send_text(text)
         socket.send_text('{"id": 1, "op": "hello", "args": []}')
         assert "are named" in json.loads(socket.receive_text())["error"]["text"]

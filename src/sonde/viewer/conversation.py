@@ -63,7 +63,7 @@ class Conversation:
             message = json.loads(text)
             number, name = int(message["id"]), str(message["op"])
             arguments = message.get("args", {})
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return  # not from our page
         if name == "cancel":
             if number in self.jobs:

@@ -16,7 +16,7 @@ from sonde.tools.execution.record_values import on_host
 from sonde.tools.numerics.families import natural
 from sonde.viewer.arrays import Array
 from sonde.viewer.changes import Change
-from sonde.viewer.language import Language
+from sonde.viewer.language import Language, check_token
 from sonde.viewer.operations import Job, changes_of, operation, packed
 from sonde.viewer.runs import Runs
 
@@ -44,8 +44,12 @@ def explained_number(runs: Runs, prompt: str | None, explained: Any) -> tuple[in
         return asked if asked is None or isinstance(asked, int) else language.one_token(str(asked))
 
     first, second = token("token"), token("against")
+    logits = np.asarray(language.logits(runs.run(prompt).result)[0, position])
+    for asked in (first, second):
+        if asked is not None:
+            check_token(asked, len(logits))
     if first is None:
-        first = int(np.argmax(np.asarray(language.logits(runs.run(prompt).result))[0, position]))
+        first = int(np.argmax(logits))
     tokens = np.array([first, first if second is None else second], np.int32)
     return position, tokens, np.array([1.0, 0.0 if second is None else -1.0], np.float32)
 

@@ -99,6 +99,12 @@ class Language:
         raise ValueError(f"{word!r} is not a token: this program has no tokenizer, so type token ids, such as 3 14 15")
 
 
+def check_token(token: int, size: int) -> None:
+    """Raises ValueError for a token that the model does not have: JAX would take the nearest that it has."""
+    if not 0 <= token < size:
+        raise ValueError(f"the model has tokens 0 to {size - 1}, and no token {token}")
+
+
 def language_of_decoder(model: Decoder) -> Language:
     """What is known about a language model of `sonde.models`."""
     layers = model.config.layers

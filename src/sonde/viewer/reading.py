@@ -14,6 +14,7 @@ from sonde.report import examine
 from sonde.report.plain_json import number, plain
 from sonde.tools.numerics.array_statistics import EDGES
 from sonde.viewer.changes import changed
+from sonde.viewer.language import check_token
 from sonde.viewer.operations import Job, changes_of, operation
 
 
@@ -36,6 +37,8 @@ def read(job: Job, subject: str, prompt: str | None = None, changes: Any = (), k
     if language is None or language.logits is None:
         return {"tokens": [], "result": _result_lines(result)}
     ids = runs.subject.token_ids(prompt)
+    for token in ids:
+        check_token(token, language.logits(result).shape[-1])
     best = _likely(language.logits(result)[0], k)
     before, logits = None, language.logits
     if made:
