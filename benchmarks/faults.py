@@ -203,13 +203,14 @@ def page_of(rows: Sequence[dict[str, Any]]) -> str:
         "function that was not compiled before; times are CPU time, as multiples of compiling and running the",
         "program.",
         "",
-        "| tool | named | line only | neither | wrong | wrong, with doubt | nothing | failed | time | longest |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| tool | tried | named | line only | neither | wrong | in doubt | nothing | failed | time | longest |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for tool in TOOLS:
-        counts = collections.Counter(row[tool][0] for row in rows)
-        ratios = [row[tool][2] / row["run"][2] for row in rows if row[tool][0] != FAILED] or [0.0]
-        numbers = [counts[verdict] for verdict in (NAMED, LINE, FOUND, WRONG, DOUBT, MISSED, FAILED)]
+        its_rows = [row for row in rows if tool in row]
+        counts = collections.Counter(row[tool][0] for row in its_rows)
+        ratios = [row[tool][2] / row["run"][2] for row in its_rows if row[tool][0] != FAILED] or [0.0]
+        numbers = [len(its_rows), *(counts[verdict] for verdict in (NAMED, LINE, FOUND, WRONG, DOUBT, MISSED, FAILED))]
         shown = " | ".join(map(str, numbers))
         lines.append(f"| {tool} | {shown} | {statistics.median(ratios):.1f} | {max(ratios):.1f} |")
     lines += [
@@ -220,14 +221,17 @@ def page_of(rows: Sequence[dict[str, Any]]) -> str:
         "",
         "## By package",
         "",
-        "How many faults were named.",
+        "How many faults were named; a dash where the tool was not tried.",
         "",
         f"| package | faults | {' | '.join(TOOLS)} |",
         "|---|---|" + "---|" * len(TOOLS),
     ]
     for package in packages:
         own = [row for row in rows if row["package"] == package]
-        cells = [str(sum(row[tool][0] == NAMED for row in own)) for tool in TOOLS]
+        cells = [
+            str(sum(row[tool][0] == NAMED for row in own if tool in row)) if any(tool in row for row in own) else "-"
+            for tool in TOOLS
+        ]
         lines.append(f"| {package} | {len(own)} | {' | '.join(cells)} |")
     odd = [row for row in rows if row["sonde"][0] != NAMED]
     if odd:
@@ -240,17 +244,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--page", type=Path, help="where to write the page; by default, it is printed")
     parser.add_argument("--rows", type=Path, help="all answers, as lines of JSON; a run goes on where it ended")
-    parser.add_argument("--tools", nargs="+", default=["run", *TOOLS], help="which tools to run; the page needs all")
+    parser.add_argument("--tools", nargs="+", default=["run", *TOOLS], help="which tools to run")
     parser.add_argument("names", nargs="*", help="packages; by default, all that are installed")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     from package_programs import is_installed
 
     names = options.names or [name for name in packages() if is_installed(name)]
-    rows = tried(names, options.tools, options.rows)
-    if set(TOOLS) <= set(options.tools):
-        page = page_of(rows)
-        options.page.write_text(page, encoding="utf-8") if options.page else print(page)
+    page = page_of(tried(names, options.tools, options.rows))
+    options.page.write_text(page, encoding="utf-8") if options.page else print(page)
 
 
 if __name__ == "__main__":
