@@ -5,8 +5,8 @@ once for each library that has it. The first answer counts what making the tool 
 program on disk; then all libraries take turns, and the best of the turns counts. Times are of the clock and of the
 processor: the latter is less disturbed by what else a machine does, if OMP_NUM_THREADS=1 keeps threads from waiting
 busily. Sonde answers twice: with the layers of the model as a list, and as one scan. `off` is the largest difference
-of the results from Sonde's, relative to the largest number in them. SAELens is compared on one dictionary: features,
-outputs, and a step of training.
+of the results from Sonde's, relative to the largest number in them. SAELens is compared on one dictionary, features
+and outputs; and on training with three seeds: how much of the variance is missing after as many steps.
 
     python benchmarks/peers.py [--folder FOLDER] [--turns 5] [--only TASK ...]
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import inspect
 import os
 import tempfile
@@ -409,6 +410,67 @@ def with_saelens(turns: int) -> None:
     print(f"dictionary    sae-lens: off {off:.1e}, warm {best['sonde'] / best['sae-lens']:.2f} of SAELens")
 
 
+def training_beside_saelens(
+    steps: int = 800, rows: int = 256, width: int = 32, features: int = 128, k: int = 4
+) -> None:
+    """Prints which part of the variance dictionaries miss that both trained on the same batches of planted features."""
+    import torch
+    from sae_lens import BatchTopKTrainingSAE, BatchTopKTrainingSAEConfig, TopKTrainingSAE, TopKTrainingSAEConfig
+    from sae_lens.saes.sae import TrainStepInput
+
+    steps, rows, width, features, k = 800, 256, 32, 128, 4
+
+    def batches(seed: int) -> list[np.ndarray]:
+        rng = np.random.default_rng(seed)
+        true = rng.standard_normal((3 * width, width))
+        true /= np.linalg.norm(true, axis=1, keepdims=True)
+        shape = steps + 1, rows, 3 * width
+        return list((((rng.random(shape) < 0.04) * rng.exponential(size=shape)) @ true).astype(np.float32))
+
+    def missing(output: np.ndarray, x: np.ndarray) -> float:
+        return float(((output - x) ** 2).sum() / ((x - x.mean(0)) ** 2).sum())
+
+    def ours(activation: Any, seed: int) -> float:
+        dictionary = dictionaries.Dictionary(width, features, activation=activation, k=k, rngs=nnx.Rngs(seed))
+        *seen, new = batches(seed)
+        dictionaries.train(dictionary, seen, steps=steps, learning_rate=3e-3, dead_after=steps // 4, warm_up=100)
+        return missing(np.asarray(dictionary(new)), new)
+
+    def theirs(make: Callable[[], Any], seed: int) -> float:
+        torch.manual_seed(seed)
+        dictionary, (*seen, new) = make(), batches(seed)
+        optimizer = torch.optim.Adam(dictionary.parameters(), lr=3e-3)
+        rate = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda i: min(1, 5 * (steps - i) / steps) * min(1, (i + 1) / 100)
+        )
+        silent = torch.zeros(features)
+        for number, x in enumerate(seen):
+            dead = silent > steps // 4
+            given = TrainStepInput(torch.tensor(x), {}, dead if dead.any() else None, number, False)
+            taken = dictionary.training_forward_pass(given)
+            active = torch.tensor(
+                numbers(taken.feature_acts.to_dense() if taken.feature_acts.is_sparse else taken.feature_acts) > 0
+            ).any(0)
+            silent = torch.where(active, 0, silent + 1)
+            optimizer.zero_grad()
+            taken.loss.backward()
+            torch.nn.utils.clip_grad_norm_(dictionary.parameters(), 1.0)
+            optimizer.step()
+            rate.step()
+        with torch.no_grad():
+            return missing(numbers(dictionary(torch.tensor(new))), new)
+
+    kinds: dict[str, Any] = {
+        "topk": (TopKTrainingSAE, TopKTrainingSAEConfig),
+        "batchtopk": (BatchTopKTrainingSAE, BatchTopKTrainingSAEConfig),
+    }
+    for name, (kind, config) in kinds.items():
+        made = functools.partial(lambda kind, config: kind(config(d_in=width, d_sae=features, k=k)), kind, config)
+        pairs = [(ours(name, seed), theirs(made, seed)) for seed in range(3)]
+        shown = ", ".join(f"{mine:.3f} ({other:.3f})" for mine, other in pairs)
+        print(f"training      {name}: variance missing after {steps} steps, Sonde's (SAELens'): {shown}", flush=True)
+
+
 def main() -> None:
     """Runs the tasks."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -439,6 +501,7 @@ def main() -> None:
     if not args.only or "dictionary" in args.only:
         with contextlib.suppress(ImportError):
             with_saelens(args.turns)
+            training_beside_saelens()
 
 
 def _version(package: str) -> str:

@@ -192,3 +192,18 @@ def test_a_crosscoder_counts_a_feature_by_its_lengths_at_all_sites() -> None:
         made([x[:, 0]])
     with pytest.raises(ValueError, match="is a crosscoder"):
         dictionaries.splice(lambda y: y, {"h": made})
+
+
+def test_features_of_a_whole_batch_learn_as_well_as_those_of_each_input() -> None:
+    rng = np.random.default_rng(1)
+    true = rng.standard_normal((96, 32))
+    true /= np.linalg.norm(true, axis=1, keepdims=True)
+    planted = ((rng.random((20480, 96)) < 0.04) * rng.exponential(size=(20480, 96)) @ true).astype(np.float32)
+
+    def error(activation: Any) -> float:
+        dictionary = Dictionary(32, 128, activation=activation, k=4, rngs=nnx.Rngs(0))
+        batches = (planted[i : i + 256] for i in range(0, 20480, 256))
+        options = {"learning_rate": 3e-3, "dead_after": 200, "report_every": 399}
+        return dictionaries.train(dictionary, list(batches) * 5, steps=400, **options).error[-1]
+
+    assert error("batchtopk") < 1.15 * error("topk")

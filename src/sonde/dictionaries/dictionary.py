@@ -86,7 +86,9 @@ class Dictionary(nnx.Module):
             encoder = jax.random.normal(rngs.params(), (d_in, n_features))
             encoder = encoder / jnp.linalg.norm(encoder, axis=0, keepdims=True)
         start = 1.0 if self.has_unit_rows else _START
-        self.encoder, self.decoder = nnx.Param(encoder * start), nnx.Param(decoder * start)
+        # Among the largest features of a whole batch, long ones of a few inputs would leave nothing for the others.
+        reading = _START if activation == "batchtopk" else start
+        self.encoder, self.decoder = nnx.Param(encoder * reading), nnx.Param(decoder * start)
         self.encoder_bias, self.decoder_bias = nnx.Param(jnp.zeros(n_features)), nnx.Param(jnp.zeros(self.d_out))
         if activation == "jumprelu":
             self.threshold = nnx.Param(jnp.full(n_features, threshold))
