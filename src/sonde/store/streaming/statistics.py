@@ -11,6 +11,7 @@ one part in eleven of its size.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -238,8 +239,8 @@ def statistics(
     check_callable(f, "statistics")
     patterns = check_patterns(patterns, "statistics")
     asked = inside_request(inside)
-    options = _Options(patterns, keep, row_axes, covariance, histogram, samples, seed, reduce, grads, asked)
-    run = JitByStaticPart(options.sums)
+    options = _Options(patterns, row_axes, covariance, histogram, samples, seed, grads, asked)
+    run = JitByStaticPart.shared(functools.partial(_Options.sums, options, keep, reduce), f, keep, reduce)
     joined: dict[str, _Sums] = {}
     n = 0
     for batch in batches:
@@ -259,21 +260,19 @@ _Sums = dict[str, Any]
 @dataclasses.dataclass(frozen=True)
 class _Options:
     patterns: tuple[Pattern, ...]
-    keep: Any
     row_axes: int | None
     covariance: bool
     histogram: bool
     samples: int
     seed: int
-    reduce: Any
     grads: bool
     inside: object
 
-    def sums(self, rest: StaticPart, arrays: list[Any], number: Any) -> dict[str, _Sums]:
+    def sums(self, keep: Any, reduce: Any, rest: StaticPart, arrays: list[Any], number: Any) -> dict[str, _Sums]:
         f, args = rest.whole(arrays)
-        run = capture(f, *self.patterns, grads=self.grads, reduce=self.reduce, inside=self.inside)
+        run = capture(f, *self.patterns, grads=self.grads, reduce=reduce, inside=self.inside)
         _, records = run(*args)
-        mask = None if self.keep is None else jnp.asarray(self.keep(*args))
+        mask = None if keep is None else jnp.asarray(keep(*args))
         wanted = "grads" if self.grads else "values"
         found = {
             path: self._of(array, mask, path, number)
