@@ -27,6 +27,7 @@ __all__ = [
     "new_var",
     "open_jaxpr",
     "replace_jaxpr",
+    "same_program",
     "sub_jaxprs",
     "trace_to_closed_jaxpr",
     "trace_to_jaxpr",
@@ -105,6 +106,68 @@ def jaxprs_in(traced: Any) -> Iterator[Any]:
             yield part
         elif isinstance(params := getattr(part, "params", None), dict):
             yield from sub_jaxprs(params)
+
+
+def same_program(a: Jaxpr, b: Jaxpr) -> bool:
+    """Whether two jaxprs compute the same, equation by equation; False if a parameter cannot be compared.
+
+    JAX compiles a loop that is run by itself for the object that its jaxpr is, not for what that says.
+    """
+    if a is b:
+        return True
+    consts = [getattr(close_jaxpr(jaxpr), "consts", ()) for jaxpr in (a, b)]
+    a, b = open_jaxpr(a), open_jaxpr(b)
+    numbers: dict[Var, Var] = {}  # the variables of `b`, by those of `a`
+
+    def bound(ours: Sequence[Var], theirs: Sequence[Var]) -> bool:
+        numbers.update(zip(ours, theirs))
+        return len(ours) == len(theirs) and all(x.aval == y.aval for x, y in zip(ours, theirs))
+
+    def read(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
+        return len(ours) == len(theirs) and all(
+            _same_literal(x, y) if isinstance(x, Literal) else numbers[x] is y for x, y in zip(ours, theirs)
+        )
+
+    return (
+        len(consts[0]) == len(consts[1])
+        and all(x is y for x, y in zip(*consts))
+        and len(a.eqns) == len(b.eqns)
+        and bound(a.constvars, b.constvars)
+        and bound(a.invars, b.invars)
+        and all(
+            x.primitive is y.primitive
+            and x.ctx is y.ctx
+            and x.effects == y.effects
+            and read(x.invars, y.invars)
+            and bound(x.outvars, y.outvars)
+            and x.params.keys() == y.params.keys()
+            and all(_same_parameter(value, y.params[name]) for name, value in x.params.items())
+            for x, y in zip(a.eqns, b.eqns)
+        )
+        and read(a.outvars, b.outvars)
+    )
+
+
+def _same_literal(a: Literal, b: Any) -> bool:
+    values = isinstance(b, Literal) and a.aval == b.aval and (np.asarray(a.val), np.asarray(b.val))
+    return bool(values) and values[0].dtype == values[1].dtype and values[0].tobytes() == values[1].tobytes()
+
+
+def _same_parameter(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if hasattr(a, "eqns"):
+        return same_program(a, b)
+    if isinstance(a, (tuple, list)):
+        return len(a) == len(b) and all(map(_same_parameter, a, b))
+    if isinstance(a, (float, complex, np.generic)):
+        return repr(a) == repr(b)  # 0.0 is not -0.0
+    try:
+        return hash(a) == hash(b) and a == b  # arrays have no hash
+    except TypeError:
+        return False
 
 
 def eval_jaxpr(jaxpr: Jaxpr, *args: Any) -> list[Any]:

@@ -86,6 +86,7 @@ from sonde.core.session.caches import (
     ByIdentity,
     CacheInfo,
     KeptPrograms,
+    Meter,
     cache_clear,
     cache_info,
     kept_with,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
+from sonde.core import Meter, kept_with
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -93,6 +95,26 @@ def from_flat(
     return Program(
         keeping, tuple(inputs), tuple(constants), tuple(input_names), tuple(output_names), keeping is not closed
     )
+
+
+def kept_program(f: Callable, program: Program) -> Program:
+    """A program that was traced from a function once more, with the equations of its last trace if they are the same.
+
+    JAX compiles the loops of every trace anew. One trace is kept for each set of types, none that refers to arrays.
+    """
+    if not isinstance(f, types.FunctionType | jax.stages.Wrapped) or inner_constants(program.jaxpr):
+        return program
+    opened = _jax.open_jaxpr(program.jaxpr)
+
+    def first_trace(meter: Meter) -> list[Any]:
+        meter.bytes += Meter.TRACED * len(opened.eqns)
+        return [(program.jaxpr, program.memo)]
+
+    last = kept_with(f, ("traced", *[v.aval for v in opened.invars]), first_trace)
+    if not _jax.same_program(last[0][0], program.jaxpr):
+        last[0] = program.jaxpr, program.memo
+    jaxpr, memo = last[0]
+    return dataclasses.replace(program, jaxpr=jaxpr, memo=memo)
 
 
 def _has_inner_constants(jaxpr: _jax.Jaxpr) -> bool:

@@ -29,7 +29,7 @@ from sonde.port.torch import (
     without_padding,
 )
 from sonde.port.widening import Known, widened
-from sonde.programs.traced import Program, inner_constants, trace
+from sonde.programs.traced import Program, inner_constants, kept_program, trace
 from sonde.programs.unrolled import Tape, tape_of
 from sonde.tools.comparison.runs import (
     RESULT,
@@ -191,7 +191,7 @@ class ProgramSide(Side):
         if isinstance(program, str):
             return f"cannot be traced ({program})"
         try:
-            gradient = self._traced(gradient=True)
+            gradient = kept_program(self.f, self._traced(gradient=True))
             arrays = _on_host(gradient(*gradient.values))
         except Exception as error:
             return f"cannot be differentiated ({first_line(error)})"
