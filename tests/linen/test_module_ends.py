@@ -9,11 +9,12 @@ import pytest
 
 from sonde import linen as nn
 from sonde.core.edits.editing import Editing
+from sonde.core.edits.plan import EditPlan
 from sonde.core.interpret.recording import Recording
 from sonde.core.modules.call_stack import ModuleRequest
 from sonde.core.records.build import make_records
 from sonde.core.session.run import run_with
-from sonde.core.verbs.edit import Edit, _plan_of, check_pattern
+from sonde.core.verbs.edit import Edit, _steps_of, _wishes, check_pattern
 
 KEY = jax.random.key(0)
 X = jnp.arange(6.0).reshape(2, 3) / 5
@@ -117,7 +118,8 @@ def test_iterations_and_several_arguments():
 
 def test_an_edit_reaches_any_output():
     variables = Model().init(KEY, X)
-    plan, values = _plan_of({check_pattern("first/out"): Edit(lambda y: jnp.zeros_like(y))})
+    steps, values = _steps_of(_wishes({check_pattern("first/out"): Edit(lambda y: jnp.zeros_like(y))}))
+    plan = EditPlan.of(steps)
     request = ModuleRequest(methods=frozenset({"__call__"}))
     y = run_with(Editing(plan, values), Model().apply, (variables, X), {}, edits=True, plan=plan, request=request)
     dense = variables["params"]["last"]["Dense_0"]
