@@ -15,6 +15,7 @@ import argparse
 import collections
 import dataclasses
 import json
+import os
 import re
 import statistics
 import sys
@@ -24,6 +25,8 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # read when Keras is imported
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ("sonde", "jax_debug_nans", "checkify", "eqx.debug")

@@ -38,6 +38,20 @@ def test_one_hot_codes_flags_and_counters_are_no_trouble():
     assert examine(f)(jnp.tile(jnp.arange(5), 40)).findings == ()
 
 
+def test_biases_that_start_at_zero_and_tuples_of_weights_are_no_trouble():
+    def network(weights, x):
+        for kernel, bias in weights:
+            x, kernel, bias = sonde.sow((x, kernel, bias), "operands")
+            x = sonde.sow(jnp.tanh(x @ kernel + bias), "out")
+        return x
+
+    x, kernel = jax.random.normal(jax.random.key(0), (64, 32)), jax.random.normal(jax.random.key(1), (32, 32)) / 6
+    found = examine(network)([(kernel, jnp.zeros(32))] * 2, x).findings
+    assert {(x.severity, x.kind) for x in found} == {("note", "zero-values")}
+    found = examine(lambda x: sonde.sow(x * 0, "h"))(x).findings
+    assert [(x.severity, x.kind) for x in found] == [("warning", "zero-values")]
+
+
 def test_few_examples_do_not_make_units_dead():
     f = lambda x: sonde.sow(jax.nn.relu(x), "h")
     assert examine(f)(jax.random.normal(jax.random.key(0), (4, 100))).findings == ()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
@@ -26,6 +27,7 @@ from sonde.why.reads import Index, elements_read
 from sonde.why.tape import Tape, Taped, run_taped
 from sonde.why.walk import FINE_AGAIN, Birth, IsZero, NotFinite, Position, Question, Scene, Walk
 
+_ARRAYS = (jax.Array, np.ndarray, np.generic, float, complex)
 _MOST_ELEMENTS = 4
 _MOST_WALKS = 32
 _MOST_COMPARED = 256
@@ -294,7 +296,7 @@ def _type_text(aval: Any) -> str:
 
 
 def _slot_of(scene: Scene, tape: Tape, value: Any) -> int | None:
-    if not isinstance(value, (jax.Array, np.ndarray, np.generic, float, complex)):
+    if not isinstance(value, _ARRAYS):
         return None
     slot = tape.slot_of(value)
     scene.values.put({slot: tape.arrays[slot]})  # it may be new: NumPy has made it, or it was there before
@@ -308,8 +310,20 @@ def _leaves(tree: Any, name: str) -> Iterator[tuple[int, tuple[str, Any]]]:
     except Exception:  # an object that JAX cannot take apart now; it has no arrays for us
         found = []
     for path, leaf in found:
-        if isinstance(leaf, (jax.Array, np.ndarray, np.generic, float, complex)):
-            yield id(leaf), (f"{name}{jax.tree_util.keystr(path)}", leaf)
+        array = leaf if isinstance(leaf, _ARRAYS) else _numbers_of_other_library(leaf)
+        if array is not None:
+            yield id(leaf), (f"{name}{jax.tree_util.keystr(path)}", array)
+
+
+def _numbers_of_other_library(leaf: Any) -> np.ndarray | None:
+    """What a tensor of another library holds, so that its NaN is not passed over."""
+    if isinstance(leaf, type) or not hasattr(leaf, "__array__"):
+        return None
+    try:
+        numbers = np.asarray(leaf)
+    except Exception:  # it is on a device that NumPy does not reach
+        return None
+    return numbers if jnp.issubdtype(numbers.dtype, np.inexact) else None
 
 
 def _label_of(value: Any, labels: dict[int, Any]) -> str | None:

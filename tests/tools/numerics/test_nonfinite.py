@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from tests.tools.models import X as MODEL_INPUT
@@ -292,3 +293,19 @@ def test_a_nan_goes_through_a_factorization(rows):
     assert found.operation == "log" and not found.doubt
     born_there = first_nonfinite(jnp.linalg.cholesky)(-jnp.eye(3))
     assert born_there.operation == "cholesky"
+
+
+class Tensor:
+    """What other libraries return: an object that NumPy can read."""
+
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.numbers, dtype)
+
+
+def test_a_nan_in_a_tensor_of_another_library():
+    found = first_nonfinite(lambda x: Tensor([float(x[0]), np.nan]))(X)
+    assert (found.nans, found.size, found.results) == (1, 2, ("result",))
+    assert first_nonfinite(lambda x: Tensor([float(x[0]), 1.0]))(X) is None

@@ -31,7 +31,6 @@ _RULES = (
     dead_units,
     no_gradient,
     saturated,
-    constant,
     attention,
     wrong_axis,
     softmax_twice,
@@ -66,6 +65,7 @@ def find(
     findings += _joined(inputs(arguments)) + _joined(weights(arguments))
     for rule in _RULES:
         findings += _joined(rule(sites))
+    findings += _joined(constant(sites, arguments))
     kinds = list(dict.fromkeys(f.kind for f in findings))
     return tuple(sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), kinds.index(f.kind), -f.weight)))
 

@@ -50,12 +50,19 @@ def over_depth(sites: Sequence[Examined]) -> list[Finding]:
         scales = [(site.name, (site, _scale(site.gradients if gradient else site.values))) for site in sites]
         measured = [(name, x) for name, x in scales if x[0].is_float and not math.isnan(x[1])]
         for name, members in families(measured).items():
-            finding = _depth_finding(members, gradient) if len(members) >= DEPTH else None
+            finding = _depth_finding(members, gradient) if _are_layers(members) else None
             if finding is not None:
                 key = (name.partition("*")[0], finding.kind)
                 if key not in worst or finding.weight > worst[key].weight:
                     worst[key] = finding
     return list(worst.values())
+
+
+def _are_layers(members: Sequence[tuple[str, tuple[Examined, float]]]) -> bool:
+    """Whether these are many enough, and no tuple of different things, such as an input, a kernel and a bias."""
+    arrays = [site for _, (site, _) in members]
+    is_tuple = len({site.path for site in arrays}) == 1 and len({site.shape for site in arrays}) > 1
+    return len(members) >= DEPTH and not is_tuple
 
 
 def _depth_finding(members: Sequence[tuple[str, tuple[Examined, float]]], gradient: bool) -> Finding | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sonde.report.arguments import Argument
 from sonde.report.findings.finding import Finding
 from sonde.report.findings.thresholds import CONSTANT_SIZE, DEAD_EXAMPLES, DEAD_SHARE, MEMBERS, SATURATED_SHARE
 from sonde.report.site_data import Examined, Step, is_shares
@@ -56,9 +57,13 @@ def _dead_share(step: Step) -> float:
     return s.dead / s.units
 
 
-def constant(sites: Sequence[Examined]) -> list[Finding]:
-    """Values that are zero everywhere, or the same number everywhere, in every call and iteration."""
+def constant(sites: Sequence[Examined], arguments: Sequence[Argument]) -> list[Finding]:
+    """Values that are zero everywhere, or the same number everywhere, in every call and iteration.
+
+    Biases start at zero: only a note for what looks like an argument that is zero.
+    """
     findings = []
+    zero_shapes = {argument.shape for argument in arguments if argument.low == argument.high == 0}
     for site in sites:
         s = [step.statistics for step in site.values]
         if not site.is_float or not s or s[0].size < CONSTANT_SIZE or any(x.nonfinite for x in s):
@@ -66,8 +71,10 @@ def constant(sites: Sequence[Examined]) -> list[Finding]:
         if is_shares(site.values):  # `attention` reports equal shares
             continue
         if all(x.zeros == x.size for x in s):
-            text = f"{site.name} is zero everywhere."
-            findings.append(Finding("warning", "zero-values", site.path, text, _ZERO, site.source))
+            is_given = site.shape in zero_shapes
+            text = f"{site.name} is zero everywhere{', as an argument of its shape is' if is_given else ''}."
+            severity = "note" if is_given else "warning"
+            findings.append(Finding(severity, "zero-values", site.path, text, _ZERO, site.source))
         elif all(x.min == x.max for x in s):
             text = f"{site.name} is {s[0].min:.4g} everywhere."
             findings.append(Finding("note", "constant-values", site.path, text, _CONSTANT, site.source))
