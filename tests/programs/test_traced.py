@@ -75,7 +75,7 @@ def test_one_program_is_kept_for_each_set_of_types() -> None:
         {"unroll": 3},
         {"dot": dot_of("highest")},
     ],
-    ids=str,
+    ids=["another function", "-0.0", "2.0", "nan", "weights", "unroll", "another product"],
 )
 def test_a_program_that_computes_something_else_is_its_own(other: dict[str, Any]) -> None:
     own = kept_program(program, gradient_of(program, X))

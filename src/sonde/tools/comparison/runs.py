@@ -81,7 +81,7 @@ def run_side(
     """Runs a program with a capture around it."""
     handler = Recording(tuple(patterns), grads=grads, donates=False)
     handler.tells_loops_apart = True
-    result = run_with(handler, f, args, kwargs, grads=grads, inside=inside)
+    result = run_with(handler, f, args, dict(kwargs), grads=grads, inside=inside)
     items = expand(handler.items)
     records = make_records(items, handler.met)
     order = _program_order(items)
