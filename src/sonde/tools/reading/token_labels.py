@@ -78,11 +78,10 @@ def words(tokens: Labels, tokenizer: TokenNames | None = None) -> list[str]:
         >>> words(["The", " cat"]), words([[1, 0]], ["a", "b"])
         (['The', ' cat'], ['b', 'a'])
     """
-    if isinstance(tokens, Iterable) and not hasattr(tokens, "dtype"):
-        tokens = list(tokens)
-        if all(isinstance(t, str) for t in tokens):
-            return tokens
-    numbers = np.asarray(tokens)
+    values: Any = list(tokens) if isinstance(tokens, Iterable) and not hasattr(tokens, "dtype") else tokens
+    if isinstance(values, list) and all(isinstance(t, str) for t in values):
+        return values
+    numbers = np.asarray(values)
     numbers = numbers.reshape(-1, numbers.shape[-1])[0] if numbers.ndim > 1 else numbers
     show = shown_by(tokenizer)
     return [show(int(t)) for t in numbers]
