@@ -120,7 +120,8 @@ def explains_arguments(verb: Callable[P, R]) -> Callable[P, R]:
             frames = traceback.walk_tb(error.__traceback__)
             if any(frame.f_code is code for frame, _ in frames):
                 raise  # the arguments fit; what is wrong was found in the verb
-            raise TypeError(f"{error}{_nearest_keyword(verb, kwargs)}; write {written}(...)") from None
+            said = str(error).partition(". Did you mean")[0]  # Python 3.13 has a guess of its own
+            raise TypeError(f"{said}{_nearest_keyword(verb, kwargs)}; write {written}(...)") from None
         if isinstance(call, types.FunctionType) and call.__module__ == verb.__module__:
             call.__qualname__ = call.__name__ = written  # Python's errors about its arguments name it
         return call
